@@ -1,0 +1,156 @@
+"""The configuration: one TOML file, overridden by the environment, checked before anything starts.
+
+The structs below are the one list of keys, defaults, types and bounds; `config.toml`
+repeats them for people, and a test holds it to them. Units are in the names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from ramakv.errors import ConfigError
+
+DEFAULT_CONFIG_PATH = "/etc/ram-a-kv/config.toml"
+CONFIG_PATH_VARIABLE = "RAM_A_KV_CONFIG"
+ENVIRONMENT_PREFIX = "RAMAKV_"
+
+HOT_LOCATION = "LocalCPUBackend"
+"""Name of LMCache's hot tier, the only one that a suspend touches."""
+
+Count = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+SecondsOrOff = Annotated[float, Meta(ge=0)]
+"""A duration that 0 switches off."""
+Locations = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections."""
+
+
+class Limits(_Section):
+    """Bounds on what clients send and on what waits inside."""
+
+    body_bytes_max: Count = 8 * 1024 * 1024
+    body_timeout_seconds: Seconds = 10.0
+    batch_events_max: Count = 1024
+    chunks_per_session_max: Count = 32_768
+    hash_chars_max: Count = 256
+    session_id_chars_max: Count = 256
+    sessions_max: Count = 200_000
+    mailbox_events_max: Count = 64
+    event_timeout_seconds: Seconds = 10.0
+    connections_max: Count = 8192
+    keep_alive_seconds: Seconds = 15.0
+    send_timeout_seconds: Seconds = 10.0
+    drain_timeout_seconds: Seconds = 10.0
+
+
+class Backend(_Section):
+    """How LMCache is called."""
+
+    kind: Literal["lmcache", "embedded", "noop"] = "lmcache"
+    calls_per_second: Seconds = 200.0
+    burst_calls_max: Count = 50
+    calls_in_flight_max: Count = 8
+    chunks_per_call_max: Count = 4096
+    prefetches_waiting_max: Count = 1024
+    prefetch_ack_seconds: Seconds = 0.1
+    prefetch_deadline_seconds: Seconds = 2.0
+    connect_timeout_seconds: Seconds = 2.0
+    call_timeout_seconds: Seconds = 12.0
+    evict_tries_max: Count = 5
+    retry_base_seconds: Seconds = 0.5
+    retry_max_seconds: Seconds = 30.0
+    breaker_failures_max: Count = 5
+    breaker_open_seconds: Seconds = 5.0
+
+
+class Eviction(_Section):
+    """When released chunks are evicted, and from where."""
+
+    batch_chunks_max: Count = 512
+    batch_age_seconds: Seconds = 0.5
+    locations: Locations = (HOT_LOCATION,)
+    close_locations: Locations = (HOT_LOCATION,)
+
+
+class Sessions(_Section):
+    """How sessions end that nobody ends."""
+
+    idle_suspend_seconds: SecondsOrOff = 3600.0
+    idle_close_seconds: SecondsOrOff = 604_800.0
+    fork_ttl_seconds: SecondsOrOff = 86_400.0
+    passivate_seconds: Seconds = 60.0
+    closed_memory_seconds: Seconds = 60.0
+    keep_pinned_on_close: bool = False
+
+
+class Store(_Section):
+    """SQLite."""
+
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    group_commits_max: Count = 128
+    mailbox_commits_max: Count = 2048
+    busy_timeout_seconds: Seconds = 1.0
+    wal_autocheckpoint_pages: Count = 4000
+
+
+class Log(_Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class Embedded(_Section):
+    """The embedded engine: sizes of its tiers, and how slow its disk is."""
+
+    hot_chunks_max: Count = 16_384
+    disk_chunks_max: Count = 131_072
+    disk_dir: str = "{state}/chunks"
+    chunk_bytes: Count = 256
+    disk_read_seconds: SecondsOrOff = 0.0
+
+
+class Config(_Section):
+    """Everything. Keys at the top level are the Rust daemon's."""
+
+    listen_addr: str = "127.0.0.1:6998"
+    lmcache_url: str = "http://localhost:6999"
+    noop_backend: bool = False
+    debug_enabled: bool = False
+    debug_dir: str = "kvcache_debug"
+    trace_events: bool = False
+    session_store_path: str = "/var/lib/ram-a-kv/sessions.db"
+    turn_start_prefetch: bool = True
+    auth_token: str = ""
+    auth_token_file: str = ""
+    limits: Limits = msgspec.field(default_factory=Limits)
+    backend: Backend = msgspec.field(default_factory=Backend)
+    eviction: Eviction = msgspec.field(default_factory=Eviction)
+    sessions: Sessions = msgspec.field(default_factory=Sessions)
+    store: Store = msgspec.field(default_factory=Store)
+    log: Log = msgspec.field(default_factory=Log)
+    embedded: Embedded = msgspec.field(default_factory=Embedded)
+
+    @property
+    def backend_kind(self) -> Literal["lmcache", "embedded", "noop"]:
+        """Which backend is used: `noop_backend`, the older key, wins over `backend.kind`."""
+        return "noop" if self.noop_backend else self.backend.kind
+
+
+SECTIONS = tuple(
+    name
+    for name, kind in get_type_hints(Config).items()
+    if isinstance(kind, type) and issubclass(kind, _Section)
+)

@@ -1,0 +1,1 @@
+"""Pure rules: no trio, no I/O; time is an argument."""

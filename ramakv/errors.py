@@ -1,0 +1,137 @@
+"""Every error that ramakv raises on purpose, in one tree.
+
+    RamakvError
+    ├── ConfigError               the configuration cannot be used; the process exits with 2
+    ├── EventError                an event was refused; `status` is its HTTP status
+    │   ├── BadRequestError       400  not what the contract asks for
+    │   ├── UnauthorizedError     401  bearer token missing or wrong
+    │   ├── NotFoundError         404  no such session, or no such path
+    │   ├── MethodNotAllowedError 405
+    │   ├── BodyTimeoutError      408  the body did not arrive in time
+    │   ├── ConflictError         409  a turn_end that comes too late
+    │   ├── TooLargeError         413  over a configured limit
+    │   ├── InternalError         500  a fault of ours; the log has its cause
+    │   └── UnavailableError      503  overloaded or stopping: nothing was changed
+    ├── StoreError                SQLite cannot do it; nothing was changed
+    │   ├── StoreFullError        the disk, or a quota, is full
+    │   ├── StoreBusyError        another process holds the database
+    │   ├── StoreReadOnlyError    the file or its folder cannot be written
+    │   ├── StoreFormatError      not a database, damaged, or written by a newer ramakv
+    │   └── StoreIOError          the disk failed
+    └── BackendError              LMCache did not do it
+        ├── BackendUnavailableError  unreachable, too slow, or answering 5xx: try later
+        └── BackendRejectedError     it answered, and refused this very call
+
+Errors of libraries are mapped once, where they enter: `store.py` for SQLite,
+`lmcache/client.py` for HTTP, `web/` for what a client sent.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RamakvError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(RamakvError):
+    """The configuration cannot be used. The message is one line and says what to change."""
+
+
+class EventError(RamakvError):
+    """An event was refused. The message is the `error` of its reply."""
+
+    status: ClassVar[int] = 500
+    retry_after_seconds: ClassVar[int | None] = None
+
+
+class BadRequestError(EventError):
+    """The request is not what the contract asks for."""
+
+    status = 400
+
+
+class UnauthorizedError(EventError):
+    """The bearer token is missing or wrong."""
+
+    status = 401
+
+
+class NotFoundError(EventError):
+    """No such session, or no such path."""
+
+    status = 404
+
+
+class MethodNotAllowedError(EventError):
+    """The path exists; the method does not."""
+
+    status = 405
+
+
+class BodyTimeoutError(EventError):
+    """The body did not arrive in time."""
+
+    status = 408
+
+
+class ConflictError(EventError):
+    """A turn_end for a session closed moments ago, or not newer than what was applied."""
+
+    status = 409
+
+
+class TooLargeError(EventError):
+    """A body, list or string is over a configured limit."""
+
+    status = 413
+
+
+class InternalError(EventError):
+    """A fault of ours. The log has its cause."""
+
+    status = 500
+
+
+class UnavailableError(EventError):
+    """Overloaded, stopping, or the store cannot commit. Nothing was changed."""
+
+    status = 503
+    retry_after_seconds = 1
+
+
+class StoreError(RamakvError):
+    """SQLite cannot do it. Nothing was changed."""
+
+
+class StoreFullError(StoreError):
+    """The disk, or a quota, is full."""
+
+
+class StoreBusyError(StoreError):
+    """Another process holds the database."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The file or its folder cannot be written."""
+
+
+class StoreFormatError(StoreError):
+    """Not a database, damaged, or written by a newer ramakv."""
+
+
+class StoreIOError(StoreError):
+    """The disk failed."""
+
+
+class BackendError(RamakvError):
+    """LMCache did not do it."""
+
+
+class BackendUnavailableError(BackendError):
+    """LMCache is unreachable, too slow, or answers 5xx: the same call may work later."""
+
+
+class BackendRejectedError(BackendError):
+    """LMCache answered and refused this very call: some of its hashes are not to its liking."""
