@@ -1,0 +1,279 @@
+"""The backend actor: paces, orders and judges every call to LMCache."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from ramakv.actors.journal import Journal
+from ramakv.actors.mailbox import Reply
+from ramakv.actors.refcount import RefcountActor
+from ramakv.config import Backend as BackendConfig
+from ramakv.core.breaker import Breaker, BreakerState
+from ramakv.core.chunks import ChunkHash, ChunkMap
+from ramakv.core.evictions import Batch, Scope
+from ramakv.core.pacing import TokenBucket
+from ramakv.errors import BackendError, BackendRejectedError, BackendUnavailableError
+from ramakv.lmcache.client import KVBackend, fresh_lookup_id
+
+log = structlog.get_logger("ramakv.backend")
+
+_BLOCKED_SECONDS = 0.2
+"""How long to wait when what is due may not be sent, unless something ends before."""
+
+_DRAIN_SECONDS = 2.0
+"""How long calls in flight may take when the daemon stops."""
+
+
+@dataclass(slots=True, eq=False)
+class Prefetch:
+    """One prefetch that waits for its turn. The reply: whether LMCache accepted all of it."""
+
+    chunks: ChunkMap
+    lookup_id: str
+    deadline: float
+    accepted: Reply[bool]
+
+
+class BackendActor:
+    """Sends prefetches and evicts, as many as LMCache can bear, and never two that conflict.
+
+    Two lanes, prefetch before evict. Its workers are its limiter: so many calls are in flight
+    at most, and the client's pool is as wide. Picking a call and sending it happen with no
+    await between them.
+
+    **Owns** the token bucket, the breaker, the prefetch lane and the calls in flight.
+    **Receives** prefetches; **pulls** evictions from the refcount actor.
+    **Sends to** the journal (what was evicted). **Stops when** it is closed and nothing that
+    can be sent is left.
+    """
+
+    def __init__(
+        self,
+        client: KVBackend,
+        config: BackendConfig,
+        locations: Mapping[Scope, Sequence[str]],
+        refcount: RefcountActor,
+        journal: Journal,
+        *,
+        unpaced: bool = False,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._locations = locations
+        self._refcount = refcount
+        self._journal = journal
+        self._bucket = TokenBucket(
+            math.inf if unpaced else config.calls_per_second, config.burst_calls_max
+        )
+        self._breaker = Breaker(config.breaker_failures_max, config.breaker_open_seconds)
+        self._lane: deque[Prefetch] = deque()
+        self._prefetching: Counter[ChunkHash] = Counter()
+        self._idle_workers = trio.lowlevel.ParkingLot()
+        self._closing = False
+        self._calls = trio.CancelScope()
+        self.calls = 0
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether LMCache is not to be relied on: the breaker is not closed."""
+        return self._breaker.state is not BreakerState.CLOSED
+
+    def prefetch(self, chunks: ChunkMap, lookup_id: str | None) -> Reply[bool]:
+        """Put a prefetch in the lane. The reply says whether LMCache accepted it.
+
+        Refused at once while the breaker is open, but for one that can probe, and when the
+        lane is full.
+        """
+        accepted: Reply[bool] = Reply()
+        now = trio.current_time()
+        waiting_max = self._config.prefetches_waiting_max
+        if self.is_degraded:
+            waiting_max = 1 if self._breaker.can_pass(now) else 0
+        if len(self._lane) >= waiting_max:
+            accepted.set(False)
+            return accepted
+        deadline = now + self._config.prefetch_deadline_seconds
+        job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted)
+        self._lane.append(job)
+        # From here on: an evict that is due must not overtake it, and then be undone by it.
+        self._prefetching.update(chunks)
+        self.wake()
+        return accepted
+
+    def wake(self) -> None:
+        """Look again for something to send: one idle worker does, and wakes the next."""
+        self._idle_workers.unpark()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Send what may be sent, until closed."""
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            self._calls = nursery.cancel_scope
+            for _ in range(self._config.calls_in_flight_max):
+                nursery.start_soon(self._work)
+
+    def close(self) -> None:
+        """Accept no more; `run` ends when what can be sent at once has been sent."""
+        self._closing = True
+        # What is cut off then stays in the outbox, and is sent after the next start.
+        self._calls.deadline = trio.current_time() + _DRAIN_SECONDS
+        self._idle_workers.unpark_all()
+
+    def statistics(self) -> dict[str, object]:
+        """Breaker, lane and tokens as they are now."""
+        return {
+            "breaker": self._breaker.state.value,
+            "prefetches_waiting": len(self._lane),
+            "tokens": self._bucket.tokens(trio.current_time()),
+            "calls": self.calls,
+        }
+
+    async def _work(self) -> None:
+        """Send one call after the other: one of these is one call in flight at most."""
+        while True:
+            now = trio.current_time()
+            if self._may_send(now):
+                if (job := self._next_prefetch(now)) is not None:
+                    self._pass(now)
+                    await self._send_prefetch(job)
+                    continue
+                if (batch := self._next_evict(now)) is not None:
+                    self._pass(now)
+                    await self._send_evict(batch)
+                    continue
+            if self._closing:
+                return
+            with trio.move_on_at(self._look_again_at(now)):
+                await self._idle_workers.park()
+
+    def _may_send(self, now: float) -> bool:
+        self._drop_late(now)
+        return self._breaker.can_pass(now) and self._bucket.ready_at(now) <= now
+
+    def _pass(self, now: float) -> None:
+        passed = self._bucket.take(now) and self._breaker.allow(now)
+        assert passed
+        self.calls += 1
+        self.wake()  # there may be more to send
+
+    def _look_again_at(self, now: float) -> float:
+        """When something may be sent that may not be now; a wake can come before."""
+        if not self._breaker.can_pass(now):
+            times = [self._breaker.probe_at()]
+        elif (ready := self._bucket.ready_at(now)) > now:
+            times = [ready]
+        else:
+            due = self._refcount.next_due(now)
+            # Due and not taken: a prefetch stands in the way of some, maybe not of all.
+            times = [due if due > now else now + _BLOCKED_SECONDS]
+        if self._lane:
+            times.append(self._lane[0].deadline)
+        return min((at for at in times if at > now), default=math.inf)
+
+    # Prefetch ----------------------------------------------------------------------------
+
+    def _next_prefetch(self, now: float) -> Prefetch | None:
+        """Take the first prefetch that no evict in flight stands in the way of."""
+        for position, job in enumerate(self._lane):
+            if not self._refcount.is_in_flight(job.chunks):
+                del self._lane[position]
+                return job
+        return None
+
+    def _drop_late(self, now: float) -> None:
+        """Give up prefetches that waited too long: their turn has begun without them."""
+        late = 0
+        while self._lane and self._lane[0].deadline <= now:
+            self._end_prefetch(self._lane.popleft(), accepted=False)
+            late += 1
+        if late:
+            log.debug("prefetches dropped: they waited too long", count=late)
+
+    def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
+        self._prefetching.subtract(job.chunks)
+        for chunk in job.chunks:
+            if self._prefetching[chunk] <= 0:
+                del self._prefetching[chunk]
+        job.accepted.set(accepted)
+        self.wake()
+
+    async def _send_prefetch(self, job: Prefetch) -> None:
+        """Send one prefetch, in parts if it is long, each after the one before: prefix order."""
+        accepted = False
+        size = self._config.chunks_per_call_max
+        try:
+            for start in range(0, len(job.chunks), size):
+                lookup_id = f"{job.lookup_id}.{start // size}" if start else job.lookup_id
+                if start:
+                    await trio.sleep_until(self._bucket.reserve(trio.current_time()))
+                    self.calls += 1
+                await self._client.prefetch(job.chunks[start : start + size], lookup_id)
+            accepted = True
+            self._refcount.prefetch_succeeded(trio.current_time())
+            self._answered()
+        except BackendError as error:
+            self._judge(error, "prefetch")
+        finally:
+            self._end_prefetch(job, accepted=accepted)
+
+    # Evict -------------------------------------------------------------------------------
+
+    def _next_evict(self, now: float) -> Batch | None:
+        return self._refcount.take(now, self._prefetching, flush=self._closing)
+
+    async def _send_evict(self, batch: Batch) -> None:
+        chunks = list(batch.chunks)
+        try:
+            await self._client.evict(chunks, self._locations[batch.scope])
+        except BackendError as error:
+            rejected = isinstance(error, BackendRejectedError)
+            books = self._refcount.evict_failed(
+                batch, trio.current_time(), str(error), rejected=rejected
+            )
+            self._judge(error, "evict")
+            if books.dead:
+                log.error(
+                    "LMCache keeps refusing to evict a chunk; it became a dead letter",
+                    chunk=books.dead[0][0],
+                    cause=str(error),
+                )
+        else:
+            books = self._refcount.evicted(batch, trio.current_time())
+            self._answered()
+        self.wake()  # a prefetch of these chunks need not wait any more
+        if books.obsolete or books.dead:
+            await self._journal.tell(books)
+
+    # Judging LMCache ---------------------------------------------------------------------
+
+    def _answered(self) -> None:
+        if self._breaker.success():
+            log.info("LMCache answers again")
+            self.wake()
+
+    def _judge(self, error: BackendError, call: str) -> None:
+        if isinstance(error, BackendUnavailableError):
+            if self._breaker.failure(trio.current_time()):
+                log.warning(
+                    "LMCache does not answer; prefetches are skipped and evictions wait",
+                    call=call,
+                    cause=str(error),
+                    next_try_seconds=self._config.breaker_open_seconds,
+                )
+                self._refuse_lane()
+            else:
+                log.debug("a call to LMCache failed", call=call, cause=str(error))
+        else:
+            self._answered()
+            log.warning("LMCache refused a call", call=call, cause=str(error))
+
+    def _refuse_lane(self) -> None:
+        """Answer the prefetches that wait: with an open breaker they would wait in vain."""
+        while self._lane:
+            self._end_prefetch(self._lane.popleft(), accepted=False)

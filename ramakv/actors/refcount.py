@@ -1,0 +1,212 @@
+"""The refcount actor: who references which chunk, and what must be evicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import structlog
+import trio
+
+from ramakv.actors.journal import Journal
+from ramakv.actors.mailbox import Mailbox, Reply
+from ramakv.core.chunks import ChunkHash, ChunkMap
+from ramakv.core.evictions import Batch, Scope
+from ramakv.core.refcounts import OutboxRow, RefCounts
+from ramakv.store.store import Bookkeeping
+
+log = structlog.get_logger("ramakv.refcount")
+
+
+class Owner(NamedTuple):
+    """Who holds references: a session, or one of its forks.
+
+    The counts do not need it; a ledger that several daemons share will.
+    """
+
+    kind: str
+    name: str
+
+
+class Wakeable(Protocol):
+    """The backend actor, as far as this one knows it."""
+
+    def wake(self) -> None:
+        """Look again: an evict may be due, or may not wait for another any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Reference chunks, provisionally until `Settle` or `Undo`."""
+
+    owner: Owner
+    chunks: ChunkMap
+    reply: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A commit is durable: keep what it acquired, release what it removed.
+
+    The reply is the number of chunks queued for eviction.
+    """
+
+    owner: Owner
+    acquired: ChunkMap
+    released: ChunkMap
+    forgotten: ChunkMap
+    generation: int
+    scope: Scope
+    reply: Reply[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """A commit failed: take back what was acquired for it."""
+
+    owner: Owner
+    acquired: ChunkMap
+    reply: Reply[None]
+
+
+Message = Acquire | Settle | Undo
+
+
+class RefcountActor:
+    """Counts references and keeps the evictions that wait.
+
+    **Owns** the global counts and the eviction queue. **Receives** acquire, settle, undo.
+    **Sends to** the journal (outbox rows that turned out referenced) and wakes the backend,
+    which pulls batches. **Stops when** its mailbox is closed and empty.
+    """
+
+    def __init__(self, counts: RefCounts, journal: Journal, mailbox_max: int) -> None:
+        self._counts = counts
+        self._journal = journal
+        self._backend: Wakeable | None = None
+        self._due = math.inf
+        """When the backend will look again by itself."""
+        self._mailbox: Mailbox[Message] = Mailbox(mailbox_max, "the refcount actor is behind")
+
+    def connect(self, backend: Wakeable) -> None:
+        """Say whom to wake; the backend actor is made after this one, which it pulls from."""
+        self._backend = backend
+
+    async def acquire(self, owner: Owner, chunks: ChunkMap) -> None:
+        """Reference chunks before a commit; an evict of one that waits is withdrawn."""
+        if chunks:
+            reply: Reply[None] = Reply()
+            await self._mailbox.put(Acquire(owner, chunks, reply))
+            await reply.wait()
+
+    async def settle(
+        self,
+        owner: Owner,
+        *,
+        acquired: ChunkMap,
+        released: ChunkMap,
+        forgotten: ChunkMap,
+        generation: int,
+        scope: Scope,
+    ) -> int:
+        """Finish after a commit; returns how many chunks were queued for eviction."""
+        if not (acquired or released or forgotten):
+            return 0
+        reply: Reply[int] = Reply()
+        await self._mailbox.put(
+            Settle(owner, acquired, released, forgotten, generation, scope, reply)
+        )
+        return await reply.wait()
+
+    async def undo(self, owner: Owner, acquired: ChunkMap) -> None:
+        """Finish after a commit that failed."""
+        if acquired:
+            reply: Reply[None] = Reply()
+            await self._mailbox.put(Undo(owner, acquired, reply))
+            await reply.wait()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve the mailbox until it is closed."""
+        task_status.started()
+        async for message in self._mailbox:
+            now = trio.current_time()
+            obsolete = self._handle(message, now)
+            if self._backend is not None and self._counts.evictions.next_due(now) < self._due:
+                self._backend.wake()
+            if obsolete:
+                await self._journal.tell(Bookkeeping(obsolete=obsolete))
+
+    def close(self) -> None:
+        """Accept no more; `run` ends when what waits is handled."""
+        self._mailbox.close()
+
+    def _handle(self, message: Message, now: float) -> list[OutboxRow]:
+        match message:
+            case Acquire():
+                self._counts.acquire(message.chunks)
+                message.reply.set(None)
+                return []
+            case Undo():
+                self._counts.undo(message.acquired, now)
+                message.reply.set(None)
+                return []
+            case Settle():
+                settled = self._counts.settle(
+                    message.acquired, message.released, message.generation, message.scope, now
+                )
+                forgotten = self._counts.forget(
+                    message.forgotten, message.generation, message.scope, now
+                )
+                message.reply.set(settled.queued + forgotten.queued)
+                return settled.obsolete + forgotten.obsolete
+
+    # What the backend actor pulls. Synchronous, so that between "nobody references it" and
+    # the call that evicts it nothing else can run.
+
+    def take(self, now: float, busy: Container[ChunkHash], *, flush: bool) -> Batch | None:
+        """Put the next due batch of unreferenced chunks in flight."""
+        batch = self._counts.evictions.take(now, busy, flush)
+        if batch is not None:
+            assert not any(self._counts.count(chunk) for chunk in batch.chunks)
+        return batch
+
+    def next_due(self, now: float) -> float:
+        """When there is something to take; the backend is woken if it becomes earlier."""
+        self._due = self._counts.evictions.next_due(now)
+        return self._due
+
+    def is_in_flight(self, chunks: ChunkMap) -> bool:
+        """Whether an evict of one of these has left and not ended."""
+        return self._counts.evictions.is_in_flight(chunks)
+
+    def evicted(self, batch: Batch, now: float) -> Bookkeeping:
+        """End a batch that was carried out."""
+        return Bookkeeping(obsolete=self._counts.evicted(batch, now))
+
+    def evict_failed(self, batch: Batch, now: float, reason: str, *, rejected: bool) -> Bookkeeping:
+        """Let what is left of a failed batch wait again."""
+        failed = self._counts.evict_failed(batch, now, rejected=rejected)
+        return Bookkeeping(obsolete=failed.obsolete, dead=failed.dead, dead_reason=reason)
+
+    def prefetch_succeeded(self, now: float) -> None:
+        """Note that LMCache works, for the judgement of hashes that it rejects."""
+        self._counts.evictions.succeeded(now)
+
+    def statistics(self) -> dict[str, int]:
+        """Chunks referenced, waiting for their evict, and in flight."""
+        evictions = self._counts.evictions
+        return {
+            "referenced": len(self._counts),
+            "evictions_waiting": len(evictions),
+            "evictions_in_flight": evictions.in_flight_count,
+        }
+
+    def counts_of(self, chunks: ChunkMap) -> dict[ChunkHash, int]:
+        """References to each of these, for traces."""
+        return {chunk: self._counts.count(chunk) for chunk in chunks}
+
+    def counts(self) -> dict[ChunkHash, int]:
+        """A copy of all counts, for tests."""
+        return self._counts.as_dict()

@@ -1,0 +1,81 @@
+"""What a session actor is asked, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ramakv import events
+from ramakv.actors.mailbox import Reply
+from ramakv.core.chunks import ChunkMap
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Take the session's own map up again, or, where one is given, another session's."""
+
+    chunk_map: ChunkMap | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inherit:
+    """Begin with the map that a fork of the parent holds on to."""
+
+    chunk_map: ChunkMap
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSnapshot:
+    """Tell the map that the session has or, suspended, had. NotFoundError: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """End what nobody used for long."""
+
+    suspend: bool = False
+    close: bool = False
+    forks_opened_before_ms: int | None = None
+
+
+Request = events.SessionEvent | Restore | Inherit | ReadSnapshot | Expire
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One request and the slot for its outcome."""
+
+    request: Request
+    reply: Reply[Outcome] = field(default_factory=Reply)
+    begun: bool = False
+    _withdrawn: bool = False
+
+    def begin(self) -> bool:
+        """Start on it, unless its caller gave up while it waited."""
+        self.begun = not self._withdrawn
+        return self.begun
+
+    def withdraw(self) -> bool:
+        """Give up, if it has not begun: then it changes nothing."""
+        self._withdrawn = not self.begun
+        return self._withdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetching:
+    """An answer that is complete when LMCache has taken the prefetch, or the bound has passed."""
+
+    accepted: Reply[bool] | None
+    count: int
+    restored: bool = False
+    evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A fork, and the map it holds on to."""
+
+    fork_id: int
+    chunk_map: ChunkMap
+
+
+Outcome = events.Data | Prefetching | Forked | ChunkMap | None

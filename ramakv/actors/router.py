@@ -1,0 +1,355 @@
+"""The router: from a session id to its actor, and what outlives that actor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from ramakv import events
+from ramakv.actors.backend import BackendActor
+from ramakv.actors.debug_files import DebugFiles
+from ramakv.actors.journal import Journal
+from ramakv.actors.mailbox import Reply
+from ramakv.actors.refcount import RefcountActor
+from ramakv.actors.requests import (
+    Ask,
+    Expire,
+    Forked,
+    Inherit,
+    Outcome,
+    Prefetching,
+    ReadSnapshot,
+    Request,
+    Restore,
+)
+from ramakv.actors.session import SessionActor, Surroundings
+from ramakv.config import Config
+from ramakv.core.chunks import ChunkMap
+from ramakv.core.session import SessionState, Status
+from ramakv.errors import UnavailableError
+from ramakv.store.rows import StoredSession
+from ramakv.store.store import Bookkeeping
+
+log = structlog.get_logger("ramakv.router")
+
+_SWEEP_SLICE = 1000
+"""Sessions looked at between two checkpoints of a sweep."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """What the router knows of a session, whether it has an actor or not."""
+
+    session_id: str
+    status: Status = Status.UNKNOWN
+    last_event: float = 0.0
+    oldest_fork_ms: int | None = None
+    closed_ms: int | None = None
+    actor: SessionActor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the store has nothing about this session."""
+        return (
+            self.status is Status.UNKNOWN and self.oldest_fork_ms is None and self.closed_ms is None
+        )
+
+
+class Router:
+    """Finds or starts the actor of a session; passivates idle ones, and ends abandoned ones.
+
+    **Owns** the places of all sessions. **Receives** events from the edge.
+    **Sends to** session actors. **Stops when** it is closed and the last actor has drained.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        refcount: RefcountActor,
+        journal: Journal,
+        backend: BackendActor,
+        debug_files: DebugFiles | None,
+        *,
+        first_fork_id: int,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._journal = journal
+        self._places: dict[str, Place] = {}
+        self._active = 0
+        self._fork_ids = itertools.count(first_fork_id)
+        self._nursery: trio.Nursery | None = None
+        self._closing = trio.Event()
+        self._around = Surroundings(
+            config, self, refcount, journal, backend, debug_files, wall_clock
+        )
+
+    # At start ----------------------------------------------------------------------------
+
+    def admit(self, stored: StoredSession) -> None:
+        """Take in a session that the store has, at start."""
+        state = stored.state
+        place = Place(state.session_id)
+        self._places[state.session_id] = place
+        self._note(place, state)
+        idle_seconds = max(0.0, self._around.now_ms() - stored.updated_ms) / 1000
+        # A row that says nothing of its age (the Rust daemon's) is as good as new.
+        place.last_event = trio.current_time() - (idle_seconds if stored.updated_ms else 0.0)
+
+    # For the edge ------------------------------------------------------------------------
+
+    @property
+    def active_sessions(self) -> int:
+        """Sessions that are neither suspended nor closed."""
+        return self._active
+
+    async def handle(self, event: events.SessionEvent) -> events.Data:
+        """Have an event applied and return what it is answered with.
+
+        Raises EventError or StoreError: then nothing was changed.
+        """
+        match event:
+            case events.SnapshotRestore():
+                return await self._restore(event)
+            case events.SessionFork():
+                return await self._fork(event)
+        outcome = await self._ask(event.session_id, event)
+        if isinstance(outcome, Prefetching):
+            sent, degraded = await self._await_prefetch(outcome)
+            return events.TurnStartData(
+                prefetch_sent=sent,
+                prefetch_count=outcome.count,
+                backend_degraded=degraded,
+                restored=outcome.restored,
+            )
+        assert outcome is not None
+        assert not isinstance(outcome, Forked | tuple)
+        return outcome
+
+    async def _restore(self, event: events.SnapshotRestore) -> events.SnapshotRestoreData:
+        source = event.source_session_id or event.session_id
+        chunk_map: ChunkMap | None = None
+        if source != event.session_id:
+            snapshot = await self._ask(source, ReadSnapshot())
+            assert isinstance(snapshot, tuple)
+            chunk_map = snapshot
+        outcome = await self._ask(event.session_id, Restore(chunk_map))
+        assert isinstance(outcome, Prefetching)
+        sent, degraded = await self._await_prefetch(outcome)
+        return events.SnapshotRestoreData(
+            prefetch_sent=sent,
+            prefetch_count=outcome.count,
+            backend_degraded=degraded,
+            evicted_count=outcome.evicted,
+            pinned=True,
+            source_session_id=source,
+            target_session_id=event.session_id,
+        )
+
+    async def _fork(self, event: events.SessionFork) -> events.SessionForkData:
+        """Fork; then, if it names a child, give it the map that the fork holds on to."""
+        forked = await self._ask(event.session_id, event)
+        assert isinstance(forked, Forked)
+        if event.child_session_id is not None:
+            try:
+                await self._ask(event.child_session_id, Inherit(forked.chunk_map))
+            except Exception:
+                await self._ask(
+                    event.session_id, events.SessionForkEnd(event.session_id, forked.fork_id)
+                )
+                raise
+        return events.SessionForkData(forked=True, fork_id=forked.fork_id)
+
+    async def _await_prefetch(self, outcome: Prefetching) -> tuple[bool, bool]:
+        """Wait for LMCache's acceptance, not longer than the bound: (sent, degraded)."""
+        if outcome.accepted is None:
+            return False, self._backend.is_degraded
+        with trio.move_on_after(self._config.backend.prefetch_ack_seconds):
+            accepted = await outcome.accepted.wait()
+            return accepted, not accepted or self._backend.is_degraded
+        return True, True  # under way still
+
+    async def _ask(self, session_id: str, request: Request) -> Outcome:
+        """Ask a session, for the event's time at most: what has not begun then, never will."""
+        ask = Ask(request, Reply())
+        self._mailbox_put(session_id, ask)
+        with trio.move_on_after(self._config.limits.event_timeout_seconds):
+            return await ask.reply.wait()
+        if ask.withdraw():
+            raise UnavailableError(
+                f"session '{session_id}' did not get to this event within "
+                f"{self._config.limits.event_timeout_seconds:g} s; nothing was changed"
+            )
+        return await ask.reply.wait()
+
+    def _mailbox_put(self, session_id: str, ask: Ask) -> None:
+        """Find or start the session's actor, with no await between that and the message."""
+        if self._closing.is_set() or self._nursery is None:
+            raise UnavailableError("the daemon is shutting down; nothing was changed")
+        place = self._places.get(session_id)
+        if place is None:
+            if len(self._places) >= self._config.limits.sessions_max:
+                raise UnavailableError(
+                    f"there are {len(self._places)} sessions already "
+                    "(limits.sessions_max); close some, or try later"
+                )
+            place = self._places[session_id] = Place(session_id)
+        if place.actor is None:
+            blank = SessionState(session_id) if place.is_empty else None
+            place.actor = SessionActor(session_id, blank, self._around)
+            self._nursery.start_soon(self._live, place, place.actor)
+        place.actor.mailbox.put_nowait(ask)
+        place.last_event = trio.current_time()
+
+    # For session actors ------------------------------------------------------------------
+
+    def new_fork_id(self) -> int:
+        """A number that no fork ever had."""
+        return next(self._fork_ids)
+
+    def state_changed(self, state: SessionState) -> None:
+        """Note what became of a session, after it is durable."""
+        self._note(self._places[state.session_id], state)
+
+    def retire(self, actor: SessionActor) -> None:
+        """End an idle actor. Synchronous from the look at its mailbox on: no message is lost."""
+        assert actor.is_idle
+        actor.mailbox.close()
+        self._detach(self._places[actor.session_id], actor)
+
+    def _note(self, place: Place, state: SessionState) -> None:
+        self._active += (state.status is Status.ACTIVE) - (place.status is Status.ACTIVE)
+        place.status = state.status
+        place.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
+        place.closed_ms = state.closed_ms
+
+    # Life and death of actors ------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep the session actors until closed; then let each finish what it has."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            async with trio.open_nursery() as sweeper:
+                sweeper.start_soon(self._sweep_regularly)
+                task_status.started()
+                await self._closing.wait()
+                sweeper.cancel_scope.cancel()
+            for place in self._places.values():
+                if place.actor is not None:
+                    place.actor.mailbox.close()
+
+    def close(self) -> None:
+        """Accept no more; `run` ends when every session has finished what it was asked."""
+        self._closing.set()
+
+    async def _live(self, place: Place, actor: SessionActor) -> None:
+        """Run one actor. Its crash is its own: logged, its callers told, its counts put right."""
+        try:
+            await actor.run()
+        except Exception as error:
+            log.exception(
+                "a session actor crashed; its next event loads it from the store",
+                session_id=actor.session_id,
+                exc_info=error,
+            )
+            self._detach(place, actor)
+            await actor.recover_from_crash()
+        finally:
+            self._detach(place, actor)
+
+    def _detach(self, place: Place, actor: SessionActor) -> None:
+        if place.actor is actor:
+            place.actor = None
+            if place.is_empty:
+                self._places.pop(place.session_id, None)
+
+    async def _sweep_regularly(self) -> None:
+        while True:
+            await trio.sleep(self._sweep_seconds())
+            await self.sweep()
+
+    def _sweep_seconds(self) -> float:
+        """Often enough to be late by a tenth of the shortest time that is kept, at most."""
+        sessions = self._config.sessions
+        times = (
+            sessions.passivate_seconds,
+            sessions.closed_memory_seconds,
+            sessions.idle_suspend_seconds,
+            sessions.idle_close_seconds,
+            sessions.fork_ttl_seconds,
+        )
+        return min(60.0, max(0.05, min(time for time in times if time > 0) / 10))
+
+    async def sweep(self) -> None:
+        """Passivate actors, expire sessions and forks, forget closed sessions."""
+        now, now_ms = trio.current_time(), self._around.now_ms()
+        forgets = False
+        for places in _sliced(list(self._places.values()), _SWEEP_SLICE):
+            for place in places:
+                forgets |= self._look_after(place, now, now_ms)
+            await trio.lowlevel.checkpoint()
+        if forgets:
+            memory_ms = int(self._config.sessions.closed_memory_seconds * 1000)
+            await self._journal.tell(Bookkeeping(forget_closed_before_ms=now_ms - memory_ms))
+
+    def _look_after(self, place: Place, now: float, now_ms: int) -> bool:
+        """Do for one session what is due. Returns whether its close was forgotten."""
+        sessions = self._config.sessions
+        idle = now - place.last_event
+        if (expire := self._due(place, idle, now_ms)) is not None:
+            self._tell_expire(place, expire)
+            return False
+        if place.actor is not None:
+            if idle >= sessions.passivate_seconds and place.actor.is_idle:
+                self.retire(place.actor)
+            return False
+        if place.closed_ms is not None and (
+            now_ms - place.closed_ms >= sessions.closed_memory_seconds * 1000
+        ):
+            place.closed_ms = None
+            if place.is_empty:
+                self._places.pop(place.session_id, None)
+            return True
+        return False
+
+    def _due(self, place: Place, idle: float, now_ms: int) -> Expire | None:
+        sessions = self._config.sessions
+        suspend = place.status is Status.ACTIVE and 0 < sessions.idle_suspend_seconds <= idle
+        close = place.status is Status.SUSPENDED and 0 < sessions.idle_close_seconds <= idle
+        before_ms: int | None = now_ms - int(sessions.fork_ttl_seconds * 1000)
+        if (
+            sessions.fork_ttl_seconds == 0
+            or place.oldest_fork_ms is None
+            or place.oldest_fork_ms >= now_ms - sessions.fork_ttl_seconds * 1000
+        ):
+            before_ms = None
+        if suspend or close or before_ms is not None:
+            return Expire(suspend=suspend, close=close, forks_opened_before_ms=before_ms)
+        return None
+
+    def _tell_expire(self, place: Place, expire: Expire) -> None:
+        """Have a session ended, as any other request; it does not count as an event."""
+        last_event = place.last_event
+        try:
+            self._mailbox_put(place.session_id, Ask(expire, Reply()))
+        except UnavailableError:
+            return  # it has plenty to do; it is not abandoned
+        place.last_event = last_event
+
+    def statistics(self) -> dict[str, int]:
+        """Sessions known, active, and awake."""
+        return {
+            "known": len(self._places),
+            "active": self._active,
+            "awake": sum(place.actor is not None for place in self._places.values()),
+        }
+
+
+def _sliced(places: list[Place], size: int) -> Iterator[list[Place]]:
+    for start in range(0, len(places), size):
+        yield places[start : start + size]

@@ -1,0 +1,393 @@
+"""The session actor: one session's chunk map, changed by its events in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from ramakv import events
+from ramakv.actors.backend import BackendActor
+from ramakv.actors.debug_files import DebugFiles
+from ramakv.actors.journal import Journal
+from ramakv.actors.mailbox import Mailbox, Reply
+from ramakv.actors.refcount import Owner, RefcountActor
+from ramakv.actors.requests import (
+    Ask,
+    Expire,
+    Forked,
+    Inherit,
+    Outcome,
+    Prefetching,
+    ReadSnapshot,
+    Request,
+    Restore,
+)
+from ramakv.config import HOT_LOCATION, Config
+from ramakv.core import session as rules
+from ramakv.core.chunks import ChunkMap, distinct
+from ramakv.core.session import SessionState, Status, Step
+from ramakv.errors import (
+    ConflictError,
+    InternalError,
+    NotFoundError,
+    RamakvError,
+    StoreError,
+)
+from ramakv.store.store import Bookkeeping, SessionWrite
+
+log = structlog.get_logger("ramakv.session")
+
+SUSPEND_LOCATIONS = (HOT_LOCATION,)
+"""Where a suspend evicts from: a restore brings the chunks back from the slower tiers."""
+
+
+class Home(Protocol):
+    """The router, as far as a session knows it. All of it is synchronous."""
+
+    def new_fork_id(self) -> int:
+        """A number that no fork ever had."""
+
+    def state_changed(self, state: SessionState) -> None:
+        """Note what became of a session, after it is durable."""
+
+    def retire(self, actor: SessionActor) -> None:
+        """End an idle actor: its next event starts another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every session actor works with."""
+
+    config: Config
+    home: Home
+    refcount: RefcountActor
+    journal: Journal
+    backend: BackendActor
+    debug_files: DebugFiles | None
+    wall_clock: Callable[[], float] = time.time
+
+    def now_ms(self) -> int:
+        """Wall-clock time for the store."""
+        return int(self.wall_clock() * 1000)
+
+
+class SessionActor:
+    """Applies one session's events serially: commit, then answer, then act.
+
+    **Owns** the session's state. **Receives** its events and the router's requests.
+    **Sends to** refcount, journal and backend. **Stops when** its mailbox is closed: by the
+    router, when it is passivated or the daemon drains.
+    """
+
+    def __init__(self, session_id: str, state: SessionState | None, around: Surroundings) -> None:
+        self.session_id = session_id
+        waiting_max = around.config.limits.mailbox_events_max
+        self.mailbox: Mailbox[Ask] = Mailbox(
+            waiting_max,
+            f"session '{session_id}' has {waiting_max} events waiting already; try again",
+        )
+        self._state = state
+        self._around = around
+        self._current: Ask | None = None
+        self._pending: _Pending | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do, so that it can be passivated."""
+        return self._state is not None and self._current is None and not len(self.mailbox)
+
+    async def run(self) -> None:
+        """Serve the mailbox until it is closed."""
+        if self._state is None:
+            try:
+                self._state = await self._around.journal.load(self.session_id)
+            except StoreError as error:
+                self._refuse_all(error)
+                return
+        async for ask in self.mailbox:
+            if not ask.begin():
+                continue
+            self._current = ask
+            try:
+                ask.reply.set(await self._handle(ask.request))
+            except RamakvError as error:
+                ask.reply.fail(error)
+            self._current = None
+            if self._around.config.trace_events:
+                self._trace(ask)
+            if self._known.holds_nothing and self.is_idle:
+                self._around.home.retire(self)
+
+    async def recover_from_crash(self) -> None:
+        """Leave the counts right and tell the callers, after `run` raised.
+
+        The next event loads the session from the store, which has all that was committed.
+        """
+        self._refuse_all(
+            InternalError(f"session '{self.session_id}' failed inside ramakv; see its log")
+        )
+        if (pending := self._pending) is None:
+            return
+        if pending.sent:
+            with suppress(StoreError):
+                await self._finish(pending)
+        else:
+            await self._around.refcount.undo(pending.owner, pending.step.acquire)
+
+    def _refuse_all(self, error: RamakvError) -> None:
+        self.mailbox.close()
+        if self._current is not None:
+            self._current.reply.fail(error)
+        while (ask := self.mailbox.get_nowait()) is not None:
+            ask.reply.fail(error)
+
+    @property
+    def _known(self) -> SessionState:
+        assert self._state is not None
+        return self._state
+
+    async def _handle(self, request: Request) -> Outcome:
+        match request:
+            case events.TurnStart():
+                return await self._turn_start(request)
+            case events.TurnEnd():
+                return await self._turn_end(request)
+            case events.SessionMap():
+                return self._session_map()
+            case events.SessionClose():
+                keep_pinned = self._around.config.sessions.keep_pinned_on_close
+                return await self._close(keep_pinned=keep_pinned)
+            case events.SessionSuspend():
+                return await self._suspend()
+            case events.SessionFork():
+                return await self._fork()
+            case events.SessionForkEnd():
+                return await self._fork_end(request.fork_id)
+            case Restore():
+                return await self._restore(request)
+            case Inherit():
+                await self._apply(rules.restore(self._known, request.chunk_map, pin=False))
+                return None
+            case ReadSnapshot():
+                return self._snapshot()
+            case Expire():
+                await self._expire(request)
+                return None
+        raise AssertionError(request)
+
+    # Events ------------------------------------------------------------------------------
+
+    async def _turn_start(self, event: events.TurnStart) -> Prefetching:
+        if self._known.closed_ms is not None:
+            # It is on the way to the first token: nobody waits for this to be written.
+            self._adopt_state(rules.reopen(self._known))
+            await self._around.journal.tell(Bookkeeping(reopened=self.session_id))
+        restored = self._known.status is Status.SUSPENDED
+        if restored:
+            await self._apply(rules.resume(self._known))
+        return self._prefetch(event.lookup_id, restored=restored)
+
+    async def _turn_end(self, event: events.TurnEnd) -> events.TurnEndData:
+        state, around = self._known, self._around
+        if rules.was_just_closed(
+            state, around.now_ms(), around.config.sessions.closed_memory_seconds
+        ):
+            raise ConflictError(
+                f"session '{self.session_id}' was closed; this turn_end comes too late "
+                "(a turn_start begins a new life)"
+            )
+        if rules.is_stale(state, event.seq):
+            raise ConflictError(
+                f"seq {event.seq} is not above {state.seq}, the last one applied to session "
+                f"'{self.session_id}'; nothing was changed"
+            )
+        hashes = tuple(event.kv_transfer_params.chunk_hashes)
+        evicted = await self._apply(rules.turn_end(state, hashes, event.seq))
+        return events.TurnEndData(
+            evicted_count=evicted,
+            map_updated=True,
+            debug_written=await self._write_debug_file(event),
+            backend_degraded=around.backend.is_degraded,
+            chunk_count=len(hashes),
+        )
+
+    def _session_map(self) -> events.SessionMapData:
+        state = self._known
+        if state.status is Status.UNKNOWN:
+            raise self._not_found()
+        if state.status is Status.SUSPENDED:
+            raise self._is_suspended()
+        return events.SessionMapData(self.session_id, state.chunk_map)
+
+    async def _close(self, *, keep_pinned: bool) -> events.SessionCloseData:
+        state = self._known
+        pinned = keep_pinned and state.pinned and state.status is not Status.UNKNOWN
+        evicted = 0
+        if state.status is not Status.UNKNOWN:
+            eviction = self._around.config.eviction
+            evicted = await self._apply(
+                rules.close(
+                    state,
+                    self._around.now_ms(),
+                    keep_row=pinned,
+                    evict_suspended=set(eviction.close_locations) != set(SUSPEND_LOCATIONS),
+                )
+            )
+        return events.SessionCloseData(
+            closed=True,
+            pinned=pinned,
+            evicted_count=evicted,
+            backend_degraded=self._around.backend.is_degraded,
+        )
+
+    async def _suspend(self) -> events.SessionSuspendData:
+        evicted = 0
+        if self._known.status is Status.ACTIVE:
+            evicted = await self._apply(rules.suspend(self._known))
+        suspended = self._known.status is Status.SUSPENDED
+        return events.SessionSuspendData(
+            suspended=suspended,
+            pinned=suspended,
+            evicted_count=evicted,
+            backend_degraded=self._around.backend.is_degraded,
+        )
+
+    async def _fork(self) -> Forked:
+        state = self._known
+        if state.status is Status.UNKNOWN:
+            raise self._not_found()
+        if state.status is Status.SUSPENDED:
+            raise self._is_suspended()
+        fork_id = self._around.home.new_fork_id()
+        await self._apply(
+            rules.fork(state, fork_id, self._around.now_ms()), Owner("fork", str(fork_id))
+        )
+        return Forked(fork_id, state.chunk_map)
+
+    async def _fork_end(self, fork_id: int | None) -> events.SessionForkEndData:
+        step = rules.fork_end(self._known, fork_id)
+        evicted = await self._apply(step, Owner("fork", str(fork_id))) if step else 0
+        return events.SessionForkEndData(
+            fork_end=True,
+            evicted_count=evicted,
+            backend_degraded=self._around.backend.is_degraded,
+            matched=step is not None,
+        )
+
+    async def _restore(self, request: Restore) -> Prefetching:
+        chunk_map = self._snapshot() if request.chunk_map is None else request.chunk_map
+        evicted = await self._apply(rules.restore(self._known, chunk_map, pin=True))
+        return self._prefetch(None, restored=True, evicted=evicted, always=True)
+
+    def _snapshot(self) -> ChunkMap:
+        if self._known.status is Status.UNKNOWN:
+            raise NotFoundError(f"source session '{self.session_id}' not found in memory or store")
+        if not self._known.chunk_map:
+            raise NotFoundError(
+                f"source session '{self.session_id}' has no chunk_hashes to restore"
+            )
+        return self._known.chunk_map
+
+    async def _expire(self, request: Expire) -> None:
+        if request.forks_opened_before_ms is not None:
+            for fork in self._known.forks:
+                if fork.opened_ms < request.forks_opened_before_ms:
+                    await self._fork_end(fork.fork_id)
+                    log.info("fork expired", session_id=self.session_id, fork_id=fork.fork_id)
+        if request.suspend and self._known.status is Status.ACTIVE:
+            await self._suspend()
+            log.info("idle session suspended", session_id=self.session_id)
+        elif request.close and self._known.status is Status.SUSPENDED:
+            await self._close(keep_pinned=False)
+            log.info("idle session closed", session_id=self.session_id)
+
+    # Steps -------------------------------------------------------------------------------
+
+    async def _apply(self, step: Step, owner: Owner | None = None) -> int:
+        """Carry a step out: acquire, commit, adopt, release. Returns how many chunks were queued.
+
+        Raises StoreError: then the session is what it was before.
+        """
+        around = self._around
+        write = SessionWrite(self._known, step.next, step.outbox, step.scope, around.now_ms())
+        pending = _Pending(step, owner or Owner("session", self.session_id))
+        await around.refcount.acquire(pending.owner, step.acquire)
+        self._pending = pending
+        pending.sent = True
+        await around.journal.commit(write, pending.committed)
+        return await self._finish(pending)
+
+    async def _finish(self, pending: _Pending) -> int:
+        """Wait for the commit of a step, and act on how it went."""
+        step, refcount = pending.step, self._around.refcount
+        try:
+            generation = await pending.committed.wait()
+        except StoreError:
+            self._pending = None
+            await refcount.undo(pending.owner, step.acquire)
+            raise
+        self._adopt_state(step.next)
+        self._pending = None
+        return await refcount.settle(
+            pending.owner,
+            acquired=step.acquire,
+            released=step.release,
+            forgotten=step.forget,
+            generation=generation,
+            scope=step.scope,
+        )
+
+    def _adopt_state(self, state: SessionState) -> None:
+        self._state = state
+        self._around.home.state_changed(state)
+
+    def _prefetch(
+        self, lookup_id: str | None, *, restored: bool, evicted: int = 0, always: bool = False
+    ) -> Prefetching:
+        """Put a prefetch of the whole map in the backend's lane, where there is one to make."""
+        chunks = distinct(self._known.references)
+        if not chunks or not (always or self._around.config.turn_start_prefetch):
+            return Prefetching(None, 0, restored, evicted)
+        accepted = self._around.backend.prefetch(chunks, lookup_id)
+        return Prefetching(accepted, len(chunks), restored, evicted)
+
+    async def _write_debug_file(self, event: events.TurnEnd) -> bool:
+        if self._around.debug_files is None:
+            return False
+        return await self._around.debug_files.write(event, self._known.turn_count)
+
+    def _not_found(self) -> NotFoundError:
+        return NotFoundError(f"session '{self.session_id}' not found")
+
+    def _is_suspended(self) -> NotFoundError:
+        return NotFoundError(
+            f"session '{self.session_id}' is suspended; a turn_start or a snapshot_restore "
+            "brings it back"
+        )
+
+    def _trace(self, ask: Ask) -> None:
+        state = self._known
+        log.info(
+            "trace",
+            request=type(ask.request).__name__,
+            session_id=self.session_id,
+            status=state.status.name.lower(),
+            chunk_map=state.chunk_map,
+            counts=self._around.refcount.counts_of(state.references),
+            forks=[fork.fork_id for fork in state.forks],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A step between its acquire and its settle."""
+
+    step: Step
+    owner: Owner
+    committed: Reply[int] = field(default_factory=Reply)
+    sent: bool = False

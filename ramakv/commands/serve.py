@@ -1,0 +1,129 @@
+"""`ramakv serve`: the daemon, from its first log line to its exit code."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sqlite3
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import structlog
+import trio
+
+from ramakv import __version__
+from ramakv.config import Config, load_config
+from ramakv.errors import ConfigError, RamakvError
+from ramakv.logs import configure_logs
+from ramakv.service import open_service
+from ramakv.web.event_app import create_event_app
+from ramakv.web.server import close_sockets, open_sockets, serve_http, socket_urls
+
+log = structlog.get_logger("ramakv")
+
+_WATCHDOG_SPARE_SECONDS = 5.0
+_OPEN_FILES = 65_536
+
+
+def run(config_path: str | None, overrides: dict[str, Any]) -> int:
+    """Load the configuration and serve until a signal; returns the exit code.
+
+    0: stopped by a signal. 1: could not start, or an actor that all depend on crashed.
+    Raises ConfigError.
+    """
+    config = load_config(config_path, overrides=overrides)
+    logs = configure_logs(config.log.level, config.log.format)
+    code = 0
+    try:
+        trio.run(serve, config)
+    except* RamakvError as group:
+        error = _first(group)
+        log.error("cannot run", cause=str(error))
+        code = 2 if isinstance(error, ConfigError) else 1
+    except* Exception as group:
+        log.critical("a part that all depend on crashed; ending", exc_info=group)
+        code = 1
+    finally:
+        logs.close()
+    return code
+
+
+async def serve(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    began = time.monotonic()
+    _raise_open_files_limit()
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, stop, config)
+        await _serve_until(stop, config, began)
+        nursery.cancel_scope.cancel()
+    log.info("stopped")
+
+
+async def _serve_until(stop: trio.Event, config: Config, began: float) -> None:
+    sockets = open_sockets(config.listen_addr)
+    try:
+        log.info(
+            "ramakv starts",
+            version=__version__,
+            listens=socket_urls(sockets),
+            backend=config.backend_kind,
+            lmcache_url=None if config.backend_kind == "noop" else config.lmcache_url,
+            database=str(config.store_path),
+            sqlite=sqlite3.sqlite_version,
+        )
+        with trio.CancelScope() as drain:
+            async with open_service(config) as service:
+                app = create_event_app(service, config)
+                async with trio.open_nursery() as web:
+                    await web.start(
+                        partial(serve_http, app, sockets, limits=config.limits, stop=stop)
+                    )
+                    log.info("ready", seconds=round(time.monotonic() - began, 3))
+                    gc.freeze()  # what is there now, stays: full collections need not look at it
+                drain.deadline = trio.current_time() + config.limits.drain_timeout_seconds
+        if drain.cancelled_caught:
+            log.warning(
+                "draining took too long and was cut; everything acknowledged is on disk",
+                drain_timeout_seconds=config.limits.drain_timeout_seconds,
+            )
+    finally:
+        close_sockets(sockets)
+
+
+async def _stop_on_signal(
+    stop: trio.Event, config: Config, *, task_status: trio.TaskStatus[None]
+) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            if stop.is_set():
+                os._exit(1)  # asked twice: at once. The database is as good as after a crash.
+            log.info("stopping", signal=signal.Signals(number).name)
+            stop.set()
+            _start_watchdog(2 * config.limits.drain_timeout_seconds + _WATCHDOG_SPARE_SECONDS)
+
+
+def _start_watchdog(seconds: float) -> None:
+    """End the process if stopping hangs, as it can where a disk does."""
+    watchdog = threading.Timer(seconds, os._exit, (1,))
+    watchdog.daemon = True
+    watchdog.start()
+
+
+def _raise_open_files_limit() -> None:
+    """Each connection is an open file, and many systems allow only 1024 at first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _first(group: BaseExceptionGroup[RamakvError]) -> RamakvError:
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise AssertionError(group)

@@ -1,0 +1,185 @@
+"""Global reference counts, and which released chunks must be evicted.
+
+Counts are moved in two steps around a commit. *Acquire* comes before it and is provisional;
+*settle* after it makes the acquired references durable and releases the removed ones;
+*undo* takes a provisional acquire back when the commit failed. In between, everything
+errs on the side of keeping.
+
+Each released chunk has a row in the outbox, written by the commit that released it. A row
+may be deleted only when the evict is done or when a *durable* reference exists: a
+provisional one can still be undone, and then the evict is owed again. Rows that wait for
+that decision are in `_owed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ramakv.core.chunks import ChunkHash
+from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
+
+OutboxRow = tuple[ChunkHash, int]
+"""A chunk, and the generation of its outbox row: only rows up to it are meant."""
+
+
+class Settled(NamedTuple):
+    """What a settle did: chunks queued for eviction, and outbox rows no longer needed."""
+
+    queued: int
+    obsolete: list[OutboxRow]
+
+
+class FailedBatch(NamedTuple):
+    """What is left of a failed batch: rows no longer needed, and rows that became dead letters."""
+
+    obsolete: list[OutboxRow]
+    dead: list[OutboxRow]
+
+
+@dataclass(slots=True)
+class RefCounts:
+    """Counts by chunk: sessions and forks that reference it, each once."""
+
+    evictions: EvictionQueue
+    _counts: dict[ChunkHash, int] = field(default_factory=dict)
+    _provisional: dict[ChunkHash, int] = field(default_factory=dict)
+    _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Chunks that are referenced."""
+        return len(self._counts)
+
+    def count(self, chunk: ChunkHash) -> int:
+        """References to a chunk, provisional ones included."""
+        return self._counts.get(chunk, 0)
+
+    def as_dict(self) -> dict[ChunkHash, int]:
+        """A copy of all counts."""
+        return dict(self._counts)
+
+    def load(self, chunks: Iterable[ChunkHash]) -> None:
+        """Count the durable references of one owner at start, each chunk once."""
+        for chunk in chunks:
+            self._counts[chunk] = self._counts.get(chunk, 0) + 1
+
+    def load_outbox(self, rows: Iterable[tuple[ChunkHash, Owed]], now: float) -> list[OutboxRow]:
+        """Queue what is owed and unreferenced at start; return the rows that are not."""
+        obsolete = []
+        for chunk, owed in rows:
+            if chunk in self._counts:
+                obsolete.append((chunk, owed.generation))
+            else:
+                self.evictions.add(chunk, owed, now)
+        return obsolete
+
+    def acquire(self, chunks: Iterable[ChunkHash]) -> None:
+        """Reference chunks provisionally; an evict that waits is withdrawn."""
+        for chunk in chunks:
+            self._counts[chunk] = self._counts.get(chunk, 0) + 1
+            self._provisional[chunk] = self._provisional.get(chunk, 0) + 1
+            if owed := self.evictions.withdraw(chunk):
+                self._owed[chunk] = owed
+
+    def settle(
+        self,
+        acquired: Iterable[ChunkHash],
+        released: Iterable[ChunkHash],
+        generation: int,
+        scope: Scope,
+        now: float,
+    ) -> Settled:
+        """Make acquired references durable and release others, after their commit.
+
+        `generation` is that commit's, and so of the outbox rows of the released chunks.
+        """
+        obsolete: list[OutboxRow] = []
+        queued = 0
+        for chunk in acquired:
+            self._less_provisional(chunk)
+            if owed := self._owed.pop(chunk, None):
+                obsolete.append((chunk, owed.generation))
+        for chunk in released:
+            if self._decrement(chunk) == 0:
+                self._owed.pop(chunk, None)
+                self.evictions.add(chunk, Owed(generation, scope), now)
+                queued += 1
+            elif self._is_durable(chunk):
+                obsolete.append((chunk, generation))
+            else:
+                self._owed[chunk] = Owed(generation, scope)
+        return Settled(queued, obsolete)
+
+    def undo(self, acquired: Iterable[ChunkHash], now: float) -> None:
+        """Take a provisional acquire back; what is owed and unreferenced again, waits again."""
+        for chunk in acquired:
+            self._less_provisional(chunk)
+            if self._decrement(chunk) == 0 and (owed := self._owed.pop(chunk, None)):
+                self.evictions.add(chunk, owed, now)
+
+    def forget(
+        self, chunks: Iterable[ChunkHash], generation: int, scope: Scope, now: float
+    ) -> Settled:
+        """Queue what nobody references of a suspended session's chunks; it held no reference."""
+        obsolete: list[OutboxRow] = []
+        queued = 0
+        for chunk in chunks:
+            if chunk not in self._counts:
+                self.evictions.add(chunk, Owed(generation, scope), now)
+                queued += 1
+            elif self._is_durable(chunk):
+                obsolete.append((chunk, generation))
+            else:
+                self._owed[chunk] = Owed(generation, scope)
+        return Settled(queued, obsolete)
+
+    def evicted(self, batch: Batch, now: float) -> list[OutboxRow]:
+        """End a batch that was carried out; returns the outbox rows it settles."""
+        self.evictions.done(batch, now)
+        return list(batch.chunks.items())
+
+    def evict_failed(self, batch: Batch, now: float, *, rejected: bool) -> FailedBatch:
+        """Let a failed batch wait again, without the chunks that are referenced by now."""
+        obsolete = self._drop_referenced(batch)
+        dead: ChunkHash | None = None
+        if rejected:
+            dead = self.evictions.halve(batch, now)
+        else:
+            self.evictions.retry(batch, now)
+        return FailedBatch(obsolete, [(dead, batch.chunks[dead])] if dead is not None else [])
+
+    def _drop_referenced(self, batch: Batch) -> list[OutboxRow]:
+        """Take out of a failed batch what is referenced again, or was released anew."""
+        obsolete: list[OutboxRow] = []
+        stale = [
+            chunk
+            for chunk in batch.chunks
+            if chunk in self._counts or self.evictions.is_waiting(chunk)
+        ]
+        for chunk, owed in self.evictions.drop(batch, stale).items():
+            if chunk not in self._counts:
+                continue  # it waits under a newer row of its own
+            if self._is_durable(chunk):
+                obsolete.append((chunk, owed.generation))
+            else:
+                self._owed.setdefault(chunk, owed)
+        return obsolete
+
+    def _is_durable(self, chunk: ChunkHash) -> bool:
+        return self._counts.get(chunk, 0) > self._provisional.get(chunk, 0)
+
+    def _decrement(self, chunk: ChunkHash) -> int:
+        left = self._counts[chunk] - 1
+        if left:
+            self._counts[chunk] = left
+        else:
+            del self._counts[chunk]
+        return left
+
+    def _less_provisional(self, chunk: ChunkHash) -> None:
+        left = self._provisional[chunk] - 1
+        if left:
+            self._provisional[chunk] = left
+        else:
+            del self._provisional[chunk]

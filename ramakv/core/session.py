@@ -1,0 +1,171 @@
+"""What each event does to one session: pure steps from a state to the next.
+
+A step says which chunks the session (or one of its forks) must acquire before the commit
+and release after it. The session actor carries steps out; this module decides them.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from ramakv.core.chunks import ChunkMap, diff, distinct
+from ramakv.core.evictions import Scope
+
+
+class Status(enum.IntEnum):
+    """Where a session is in its life. ACTIVE and SUSPENDED have a row in the store."""
+
+    UNKNOWN = 0
+    ACTIVE = 1
+    SUSPENDED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """References that a fork holds, whatever becomes of its parent."""
+
+    fork_id: int
+    chunks: ChunkMap
+    opened_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """All that a session actor owns. Immutable: a failed commit leaves the old one in place."""
+
+    session_id: str
+    status: Status = Status.UNKNOWN
+    chunk_map: ChunkMap = ()
+    turn_count: int = 0
+    seq: int | None = None
+    pinned: bool = False
+    forks: tuple[Fork, ...] = ()
+    closed_ms: int | None = None
+    """When it was closed, until something begins a new life."""
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether there is nothing to keep: no row, no fork, no close to remember."""
+        return self.status is Status.UNKNOWN and not self.forks and self.closed_ms is None
+
+    @property
+    def references(self) -> ChunkMap:
+        """Chunks that the session itself references, each once."""
+        return distinct(self.chunk_map) if self.status is Status.ACTIVE else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A state and what leads to it: chunks to acquire before the commit, to release after it."""
+
+    next: SessionState
+    acquire: ChunkMap = ()
+    release: ChunkMap = ()
+    scope: Scope = Scope.RELEASE
+    forget: ChunkMap = ()
+    """Chunks to evict that the session no longer references: it was suspended."""
+
+    @property
+    def outbox(self) -> ChunkMap:
+        """Chunks whose evict this step may owe."""
+        return self.release + self.forget
+
+
+def is_stale(state: SessionState, seq: int | None) -> bool:
+    """Whether a turn_end with this `seq` is not newer than the last one applied."""
+    return seq is not None and state.seq is not None and seq <= state.seq
+
+
+def was_just_closed(state: SessionState, now_ms: int, memory_seconds: float) -> bool:
+    """Whether a turn_end that comes now is a late one of a life that has ended."""
+    return state.closed_ms is not None and now_ms - state.closed_ms < memory_seconds * 1000
+
+
+def turn_end(state: SessionState, hashes: ChunkMap, seq: int | None) -> Step:
+    """Replace the map; a suspended or unknown session becomes active."""
+    added, removed = diff(state.references, hashes)
+    return Step(
+        replace(
+            state,
+            status=Status.ACTIVE,
+            chunk_map=hashes,
+            turn_count=state.turn_count + 1,
+            seq=state.seq if seq is None else seq,
+            closed_ms=None,
+        ),
+        acquire=added,
+        release=removed,
+    )
+
+
+def resume(state: SessionState) -> Step:
+    """Reference a suspended session's chunks again."""
+    resumed = replace(state, status=Status.ACTIVE, closed_ms=None)
+    return Step(resumed, acquire=distinct(state.chunk_map))
+
+
+def restore(state: SessionState, hashes: ChunkMap, *, pin: bool) -> Step:
+    """Take over a map, the session's own or another's."""
+    added, removed = diff(state.references, hashes)
+    return Step(
+        replace(
+            state,
+            status=Status.ACTIVE,
+            chunk_map=hashes,
+            pinned=state.pinned or pin,
+            closed_ms=None,
+        ),
+        acquire=added,
+        release=removed,
+    )
+
+
+def suspend(state: SessionState) -> Step:
+    """Release the references and keep the map."""
+    return Step(
+        replace(state, status=Status.SUSPENDED, pinned=True),
+        release=state.references,
+        scope=Scope.SUSPEND,
+    )
+
+
+def close(state: SessionState, now_ms: int, *, keep_row: bool, evict_suspended: bool) -> Step:
+    """End a session; its forks live on.
+
+    `keep_row`: a pinned session keeps its row, as a suspended one does. `evict_suspended`:
+    chunks of a suspended session lie in slower tiers, and close reaches those.
+    """
+    if keep_row:
+        step = suspend(state)
+        return replace(step, next=replace(step.next, closed_ms=now_ms))
+    was_suspended = state.status is Status.SUSPENDED
+    return Step(
+        SessionState(state.session_id, forks=state.forks, closed_ms=now_ms),
+        release=state.references,
+        scope=Scope.CLOSE,
+        forget=distinct(state.chunk_map) if was_suspended and evict_suspended else (),
+    )
+
+
+def reopen(state: SessionState) -> SessionState:
+    """Begin a new life after a close: a turn_start says that the agent is back."""
+    return replace(state, closed_ms=None)
+
+
+def fork(state: SessionState, fork_id: int, opened_ms: int) -> Step:
+    """Take one more reference on each chunk of the present map, under a fork of its own."""
+    opened = Fork(fork_id, state.references, opened_ms)
+    return Step(replace(state, forks=(*state.forks, opened)), acquire=opened.chunks)
+
+
+def fork_end(state: SessionState, fork_id: int | None) -> Step | None:
+    """Release what a fork took: the given one, or the latest open; None where there is none."""
+    if fork_id is None:
+        ended = state.forks[-1] if state.forks else None
+    else:
+        ended = next((fork for fork in state.forks if fork.fork_id == fork_id), None)
+    if ended is None:
+        return None
+    left = tuple(fork for fork in state.forks if fork is not ended)
+    return Step(replace(state, forks=left), release=ended.chunks)

@@ -1,0 +1,243 @@
+"""The composition root: opens, wires, starts and drains everything. Nurseries are made here."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import structlog
+import trio
+
+from ramakv import events
+from ramakv.actors.backend import BackendActor
+from ramakv.actors.debug_files import DebugFiles
+from ramakv.actors.journal import Journal, RunSync
+from ramakv.actors.refcount import RefcountActor
+from ramakv.actors.router import Router
+from ramakv.actors.session import SUSPEND_LOCATIONS
+from ramakv.config import Config, resolve_path
+from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
+from ramakv.core.refcounts import RefCounts
+from ramakv.core.session import Status
+from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
+from ramakv.store.database import Database
+from ramakv.store.rows import StoredSession
+from ramakv.store.store import Bookkeeping, Store
+
+log = structlog.get_logger("ramakv.service")
+
+RECOVERY_SLICE_SESSIONS = 500
+REFCOUNT_MAILBOX_MAX = 1024
+
+
+class _Actor(Protocol):
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The actors, wired. The edge needs `handle`; the rest is for operators and tests."""
+
+    config: Config
+    router: Router
+    refcount: RefcountActor
+    backend: BackendActor
+    journal: Journal
+
+    async def handle(self, event: events.Event) -> events.Data:
+        """Answer one event. Raises EventError or StoreError; then nothing was changed."""
+        if isinstance(event, events.SessionEvent):
+            return await self.router.handle(event)
+        assert isinstance(event, events.Health)
+        return events.HealthData("running", self.router.active_sessions)
+
+    def statistics(self) -> dict[str, Any]:
+        """What each actor says of itself."""
+        return {
+            "sessions": self.router.statistics(),
+            "chunks": self.refcount.statistics(),
+            "backend": self.backend.statistics(),
+            "store": self.journal.statistics(),
+        }
+
+
+@asynccontextmanager
+async def open_service(
+    config: Config,
+    *,
+    client: KVBackend | None = None,
+    run_sync: RunSync = trio.to_thread.run_sync,
+    wall_clock: Callable[[], float] = time.time,
+    rng: random.Random | None = None,
+) -> AsyncIterator[Service]:
+    """Run the actors until the block ends; then drain them from the top down.
+
+    Everything acknowledged is on disk by then. `client` replaces the backend that the
+    configuration names. Raises ConfigError or StoreError where it cannot start; a crash of
+    refcount, backend or journal ends the block with it.
+    """
+    async with AsyncExitStack() as stack:
+        if client is None:
+            client = await stack.enter_async_context(_open_client(config, run_sync))
+        store = await run_sync(_open_store, config)
+        try:
+            counts, sessions, obsolete = await _recover(store, config, run_sync, rng)
+            first_fork_id = await run_sync(store.next_fork_id)
+        except BaseException:
+            store.close()
+            raise
+        journal = Journal(store, config.store, run_sync)
+        refcount = RefcountActor(counts, journal, REFCOUNT_MAILBOX_MAX)
+        backend = BackendActor(
+            client,
+            config.backend,
+            {
+                Scope.SUSPEND: SUSPEND_LOCATIONS,
+                Scope.RELEASE: config.eviction.locations,
+                Scope.CLOSE: config.eviction.close_locations,
+            },
+            refcount,
+            journal,
+            unpaced=config.backend_kind == "noop",
+        )
+        refcount.connect(backend)
+        debug_files = (
+            DebugFiles(resolve_path(config.debug_dir), run_sync) if config.debug_enabled else None
+        )
+        router = Router(
+            config,
+            refcount,
+            journal,
+            backend,
+            debug_files,
+            first_fork_id=first_fork_id,
+            wall_clock=wall_clock,
+        )
+        for stored in sessions:
+            router.admit(stored)
+        # The order of draining, read from below: events stop, sessions finish what they have,
+        # their releases are counted, evicts that can leave do, and the journal writes it all.
+        for actor in (journal, backend, refcount, router):
+            await stack.enter_async_context(_running(actor))
+        if obsolete:
+            await journal.tell(Bookkeeping(obsolete=obsolete))
+        yield Service(config, router, refcount, backend, journal)
+
+
+@asynccontextmanager
+async def _running(actor: _Actor) -> AsyncIterator[None]:
+    """Run an actor; at the end close its mailbox and wait until it has drained."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(actor.run)
+        try:
+            yield
+        finally:
+            actor.close()
+
+
+def _open_store(config: Config) -> Store:
+    database = Database.open(
+        config.store_path,
+        synchronous=config.store.synchronous,
+        busy_timeout_seconds=config.store.busy_timeout_seconds,
+        wal_autocheckpoint_pages=config.store.wal_autocheckpoint_pages,
+    )
+    try:
+        return Store(database)
+    except BaseException:
+        database.close()
+        raise
+
+
+async def _recover(
+    store: Store, config: Config, run_sync: RunSync, rng: random.Random | None
+) -> tuple[RefCounts, list[StoredSession], list[tuple[str, int]]]:
+    """Rebuild the counts from active sessions and open forks, and the queue from the outbox."""
+    eviction, backend = config.eviction, config.backend
+    policy = EvictionPolicy(
+        batch_chunks_max=min(eviction.batch_chunks_max, backend.chunks_per_call_max),
+        batch_age_seconds=eviction.batch_age_seconds,
+        tries_max=backend.evict_tries_max,
+        retry_base_seconds=backend.retry_base_seconds,
+        retry_max_seconds=backend.retry_max_seconds,
+    )
+    counts = RefCounts(EvictionQueue(policy, rng or random.Random()))  # noqa: S311 - jitter
+    recovery = await run_sync(store.recovery)
+    slices = recovery.slices(RECOVERY_SLICE_SESSIONS)
+    sessions: list[StoredSession] = []
+    while (found := await run_sync(next, slices, None)) is not None:
+        for stored in found:
+            counts.load(stored.state.references)
+            for fork in stored.state.forks:
+                counts.load(fork.chunks)
+            sessions.append(stored.without_maps())
+    for row in recovery.set_aside:
+        log.error(
+            "a row of the database cannot be read; it was moved to the table set_aside",
+            kind=row.kind,
+            key=row.key,
+            cause=row.reason,
+        )
+    owed, dead = await run_sync(store.outbox)
+    obsolete = counts.load_outbox(owed, trio.current_time())
+    obsolete += [(chunk, generation) for chunk, generation in dead if counts.count(chunk)]
+    log.info(
+        "recovered",
+        active=sum(stored.state.status is Status.ACTIVE for stored in sessions),
+        suspended=sum(stored.state.status is Status.SUSPENDED for stored in sessions),
+        forks=sum(len(stored.state.forks) for stored in sessions),
+        chunks=len(counts),
+        evictions_owed=len(counts.evictions),
+        dead_letters=len(dead),
+    )
+    return counts, sessions, obsolete
+
+
+@asynccontextmanager
+async def _open_client(config: Config, run_sync: RunSync) -> AsyncIterator[KVBackend]:
+    if config.backend_kind == "noop":
+        yield NoopBackend()
+        return
+    async with AsyncExitStack() as stack:
+        if config.backend_kind == "embedded":
+            await stack.enter_async_context(_serving_embedded_engine(config, run_sync))
+        yield await stack.enter_async_context(
+            LMCacheClient(
+                config.lmcache_url,
+                connect_timeout_seconds=config.backend.connect_timeout_seconds,
+                call_timeout_seconds=config.backend.call_timeout_seconds,
+                connections_max=config.backend.calls_in_flight_max,
+            )
+        )
+
+
+@asynccontextmanager
+async def _serving_embedded_engine(config: Config, run_sync: RunSync) -> AsyncIterator[None]:
+    """Serve the embedded engine where `lmcache_url` points."""
+    # Here and not above: a daemon that talks to a real LMCache need not load any of it.
+    from ramakv.lmcache.embedded.app import create_app
+    from ramakv.lmcache.embedded.engine import open_engine
+    from ramakv.web.server import open_sockets, serve_http, socket_urls
+
+    url = urlsplit(config.lmcache_url)
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+    disk_dir = resolve_path(config.embedded.disk_dir)
+    async with open_engine(config.embedded, disk_dir=disk_dir, run_sync=run_sync) as engine:
+        sockets = open_sockets(f"{host}:{url.port or 80}", key="lmcache_url")
+        log.info("embedded engine listens", urls=socket_urls(sockets), disk_dir=str(disk_dir))
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            app = create_app(engine)
+            await nursery.start(partial(serve_http, app, sockets, limits=config.limits, stop=stop))
+            try:
+                yield
+            finally:
+                stop.set()

@@ -1,0 +1,1 @@
+"""SQLite: the file, its rows, and what the journal does to them."""

@@ -1,0 +1,179 @@
+"""What the journal does to the database: group commits, and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ramakv.core.chunks import ChunkMap
+from ramakv.core.evictions import Owed, Scope
+from ramakv.core.refcounts import OutboxRow
+from ramakv.core.session import SessionState, Status
+from ramakv.store.database import Database, mapped_errors
+from ramakv.store.rows import Recovery, load_outbox, load_session
+
+_encode_map = msgspec.json.Encoder().encode
+
+_UPSERT = """
+INSERT INTO sessions (session_id, map_json, turn_count, suspended, seq, updated_ms)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (session_id) DO UPDATE SET
+    map_json = excluded.map_json, turn_count = excluded.turn_count,
+    suspended = excluded.suspended, seq = excluded.seq, updated_ms = excluded.updated_ms
+"""
+
+_OWE = """
+INSERT INTO outbox (chunk_hash, generation, scope) VALUES (?, ?, ?)
+ON CONFLICT (chunk_hash) DO UPDATE SET
+    generation = excluded.generation, scope = excluded.scope, dead_reason = NULL
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWrite:
+    """One step of one session: the state before and after, and what its outbox must remember."""
+
+    before: SessionState
+    after: SessionState
+    outbox: ChunkMap
+    scope: Scope
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bookkeeping:
+    """Rows that are no longer needed, or became dead letters. Nobody waits for these."""
+
+    obsolete: Sequence[OutboxRow] = ()
+    dead: Sequence[OutboxRow] = ()
+    dead_reason: str = ""
+    reopened: str | None = None
+    forget_closed_before_ms: int | None = None
+
+
+Write = SessionWrite | Bookkeeping
+
+
+class Store:
+    """The open database. One thread at a time calls it.
+
+    All methods raise StoreError, and then have changed nothing.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.path = database.path
+        self._db = database.connection
+        with mapped_errors(self.path):
+            row = self._db.execute("SELECT max(generation) FROM outbox").fetchone()
+        self._generation: int = row[0] or 0
+
+    def next_fork_id(self) -> int:
+        """The first fork id that was never used."""
+        with mapped_errors(self.path):
+            found = self._db.execute(
+                "SELECT seq FROM sqlite_sequence WHERE name = 'forks'"
+            ).fetchone()
+        return found[0] + 1 if found else 1
+
+    def load(self, session_id: str) -> SessionState:
+        """Read one session; an unknown one if there is nothing about it."""
+        return load_session(self.database, session_id)
+
+    def recovery(self) -> Recovery:
+        """Read everything at start."""
+        return Recovery(self.database)
+
+    def outbox(self) -> tuple[list[tuple[str, Owed]], list[OutboxRow]]:
+        """Evictions that are owed, and dead letters."""
+        return load_outbox(self.database)
+
+    def commit(self, writes: Sequence[Write]) -> int:
+        """Apply writes in one transaction; returns its generation, which grows with each."""
+        generation = self._generation + 1
+        with mapped_errors(self.path), self.database.transaction():
+            for write in writes:
+                if isinstance(write, SessionWrite):
+                    self._write_session(write, generation)
+                else:
+                    self._keep_books(write)
+        self._generation = generation
+        return generation
+
+    def _write_session(self, write: SessionWrite, generation: int) -> None:
+        before, after, now_ms = write.before, write.after, write.now_ms
+        key = (after.session_id,)
+        if after.status is not Status.UNKNOWN:
+            self._db.execute(
+                _UPSERT,
+                (
+                    after.session_id,
+                    _encode_map(after.chunk_map).decode(),
+                    after.turn_count,
+                    after.status is Status.SUSPENDED,
+                    after.seq,
+                    now_ms,
+                ),
+            )
+        elif before.status is not Status.UNKNOWN:
+            self._db.execute("DELETE FROM sessions WHERE session_id = ?", key)
+        if after.pinned and not before.pinned:
+            self._db.execute("INSERT OR IGNORE INTO pins VALUES (?, ?)", (*key, now_ms))
+        elif before.pinned and not after.pinned:
+            self._db.execute("DELETE FROM pins WHERE session_id = ?", key)
+        if after.closed_ms is not None and after.closed_ms != before.closed_ms:
+            self._db.execute(
+                "INSERT INTO closed VALUES (?, ?) "
+                "ON CONFLICT (session_id) DO UPDATE SET closed_ms = excluded.closed_ms",
+                (*key, after.closed_ms),
+            )
+        elif before.closed_ms is not None and after.closed_ms is None:
+            self._db.execute("DELETE FROM closed WHERE session_id = ?", key)
+        if after.forks != before.forks:
+            self._write_forks(before, after)
+        if write.outbox:
+            self._db.executemany(
+                _OWE, [(chunk, generation, write.scope.value) for chunk in write.outbox]
+            )
+
+    def _write_forks(self, before: SessionState, after: SessionState) -> None:
+        kept = {fork.fork_id for fork in after.forks}
+        known = {fork.fork_id for fork in before.forks}
+        self._db.executemany(
+            "DELETE FROM forks WHERE fork_id = ?", [(gone,) for gone in known - kept]
+        )
+        self._db.executemany(
+            "INSERT INTO forks VALUES (?, ?, ?, ?)",
+            [
+                (
+                    fork.fork_id,
+                    after.session_id,
+                    _encode_map(fork.chunks).decode(),
+                    fork.opened_ms,
+                )
+                for fork in after.forks
+                if fork.fork_id not in known
+            ],
+        )
+
+    def _keep_books(self, write: Bookkeeping) -> None:
+        # A row released anew meanwhile has a higher generation, and stays.
+        self._db.executemany(
+            "DELETE FROM outbox WHERE chunk_hash = ? AND generation <= ?", write.obsolete
+        )
+        self._db.executemany(
+            "UPDATE outbox SET dead_reason = ? WHERE chunk_hash = ? AND generation <= ?",
+            [(write.dead_reason, chunk, generation) for chunk, generation in write.dead],
+        )
+        if write.reopened is not None:
+            self._db.execute("DELETE FROM closed WHERE session_id = ?", (write.reopened,))
+        if write.forget_closed_before_ms is not None:
+            self._db.execute(
+                "DELETE FROM closed WHERE closed_ms < ?", (write.forget_closed_before_ms,)
+            )
+
+    def close(self) -> None:
+        """Checkpoint and close."""
+        self.database.close()

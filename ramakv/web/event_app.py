@@ -1,0 +1,236 @@
+"""`POST /event`: ASGI middleware in front of a Quart app.
+
+It is not a Quart view, because a client that hangs up cancels a view at its next await: an
+event whose body was read is applied, whoever still listens. The rest (404, and any error on
+another path) is plain Quart.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any, Protocol
+
+import structlog
+import trio
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, HTTPScope, Scope
+from msgspec import Raw
+from quart import Response
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from ramakv import codec, events
+from ramakv.config import Config
+from ramakv.errors import (
+    BodyTimeoutError,
+    EventError,
+    InternalError,
+    MethodNotAllowedError,
+    RamakvError,
+    StoreError,
+    TooLargeError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ramakv.web.batches import Placed, stages
+
+log = structlog.get_logger("ramakv.web")
+
+PATH = "/event"
+Headers = list[tuple[bytes, bytes]]
+
+
+class EventHandler(Protocol):
+    """What answers events."""
+
+    async def handle(self, event: events.Event) -> events.Data:
+        """Answer one; raises EventError or StoreError, and then has changed nothing."""
+
+
+def create_event_app(handler: EventHandler, config: Config) -> QuartTrio:
+    """Build the app of the event listener."""
+    app = QuartTrio("ramakv", static_folder=None)
+
+    @app.errorhandler(HTTPException)
+    async def refuse(error: HTTPException) -> Response:
+        message = error.description or error.name
+        if error.code == 404:
+            message = f"no such path; events go to POST {PATH}"
+        return Response(
+            codec.encode(codec.failure(None, message)),
+            status=error.code,
+            content_type="application/json",
+        )
+
+    app.asgi_app = EventMiddleware(app.asgi_app, handler, config)  # type: ignore[method-assign]
+    return app
+
+
+class EventMiddleware:
+    """Reads a body, decodes it, asks, answers. State lives behind `handler`, none here."""
+
+    def __init__(self, rest: Any, handler: EventHandler, config: Config) -> None:
+        self._rest = rest
+        self._handler = handler
+        self._limits = config.limits
+        token = config.auth_token
+        self._authorization = f"Bearer {token}".encode() if token else None
+        self._list_events = codec.describe_events()
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self._rest(scope, receive, send)
+            return
+        try:
+            body = await self._read_request(scope, receive)
+            if body is None:
+                return  # hung up half-way: nothing was asked
+            status, headers, answer = await self._answer(body)
+        except EventError as error:
+            # The body may not have been read: the connection cannot go on.
+            status, headers = error.status, [(b"connection", b"close"), *_headers_of(error)]
+            answer = codec.encode(codec.failure(None, error))
+        await _reply(send, status, headers, answer)
+
+    async def _read_request(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> bytes | None:
+        """Check what the head says and read the body; None if the client went away."""
+        if scope["method"] != "POST":
+            raise MethodNotAllowedError(f"{PATH} takes POST, not {scope['method']}")
+        if self._authorization is not None and not _is_authorized(scope, self._authorization):
+            raise UnauthorizedError("invalid or missing bearer token")
+        declared = next(
+            (value for name, value in scope["headers"] if name == b"content-length"), b"0"
+        )
+        if int(declared) > self._limits.body_bytes_max:
+            raise self._too_large()
+        with trio.move_on_after(self._limits.body_timeout_seconds):
+            return await self._read_body(receive)
+        raise BodyTimeoutError(
+            f"the body did not arrive within {self._limits.body_timeout_seconds:g} s"
+        )
+
+    async def _read_body(self, receive: ASGIReceiveCallable) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            if part := message["body"]:
+                parts.append(part)
+                size += len(part)
+                if size > self._limits.body_bytes_max:
+                    raise self._too_large()
+            if not message["more_body"]:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(
+            f"the body is over limits.body_bytes_max ({self._limits.body_bytes_max})"
+        )
+
+    async def _answer(self, body: bytes) -> tuple[int, Headers, bytes]:
+        try:
+            found = codec.decode_body(body, self._limits)
+        except codec.Refused as refused:
+            envelope = codec.failure(refused.type, refused.error)
+            return refused.error.status, [], codec.encode(envelope)
+        if isinstance(found, list):
+            return 200, [], codec.encode(await self._answer_batch(found))
+        status, headers, envelope = await self._answer_one(found)
+        return status, headers, codec.encode(envelope)
+
+    async def _answer_batch(self, batch: list[Raw]) -> list[Any]:
+        """Answer many: those of one session in their order, different sessions side by side."""
+        answers: list[Any] = [None] * len(batch)
+        decoded: list[Placed] = []
+        for place, raw in enumerate(batch):
+            try:
+                decoded.append((place, codec.decode_event(raw, self._limits)))
+            except codec.Refused as refused:
+                answers[place] = codec.failure(refused.type, refused.error)
+
+        async def answer(group: list[Placed]) -> None:
+            for place, event in group:
+                answers[place] = (await self._respond(event))[2]
+
+        for stage in stages(decoded):
+            async with trio.open_nursery() as nursery:
+                for group in stage:
+                    nursery.start_soon(answer, group)
+        return answers
+
+    async def _answer_one(self, raw: Raw) -> tuple[int, Headers, Any]:
+        try:
+            event = codec.decode_event(raw, self._limits)
+        except codec.Refused as refused:
+            error = refused.error
+            return error.status, _headers_of(error), codec.failure(refused.type, error)
+        return await self._respond(event)
+
+    async def _respond(self, event: events.AnyEvent) -> tuple[int, Headers, Any]:
+        """Have one event answered, and map whatever went wrong: here, and nowhere else."""
+        type_ = codec.type_of(event)
+        try:
+            data: events.Data
+            if isinstance(event, events.ListEvents):
+                data = self._list_events
+            else:
+                data = await self._handler.handle(event)
+        except (EventError, StoreError) as error:
+            refusal = _as_event_error(error)
+        except Exception as error:
+            log.exception("an event failed inside ramakv", type=type_, exc_info=error)
+            refusal = InternalError("ramakv failed on this event; its log says why")
+        else:
+            log.debug(
+                "event", type=type_, session_id=getattr(event, "session_id", None), status=200
+            )
+            return 200, [], codec.success(type_, data)
+        log.debug(
+            "event",
+            type=type_,
+            session_id=getattr(event, "session_id", None),
+            status=refusal.status,
+            error=str(refusal),
+        )
+        return refusal.status, _headers_of(refusal), codec.failure(type_, refusal)
+
+
+def _as_event_error(error: RamakvError) -> EventError:
+    """What the store cannot do, the daemon cannot: try later."""
+    if isinstance(error, EventError):
+        return error
+    return UnavailableError(f"{error}; nothing was changed")
+
+
+def _headers_of(error: EventError) -> Headers:
+    if error.retry_after_seconds is not None:
+        return [(b"retry-after", b"%d" % error.retry_after_seconds)]
+    if isinstance(error, MethodNotAllowedError):
+        return [(b"allow", b"POST")]
+    return []
+
+
+def _is_authorized(scope: HTTPScope, expected: bytes) -> bool:
+    return hmac.compare_digest(_header(scope, b"authorization"), expected)
+
+
+def _header(scope: HTTPScope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
+async def _reply(send: ASGISendCallable, status: int, headers: Headers, body: bytes) -> None:
+    start: ASGISendEvent = {
+        "type": "http.response.start",
+        "status": status,
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *headers,
+        ],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body, "more_body": False})
