@@ -144,17 +144,14 @@ async def _running(actor: _Actor) -> AsyncIterator[None]:
 
 
 def _open_store(config: Config) -> Store:
-    database = Database.open(
-        config.store_path,
-        synchronous=config.store.synchronous,
-        busy_timeout_seconds=config.store.busy_timeout_seconds,
-        wal_autocheckpoint_pages=config.store.wal_autocheckpoint_pages,
+    return Store(
+        Database.open(
+            config.store_path,
+            synchronous=config.store.synchronous,
+            busy_timeout_seconds=config.store.busy_timeout_seconds,
+            wal_autocheckpoint_pages=config.store.wal_autocheckpoint_pages,
+        )
     )
-    try:
-        return Store(database)
-    except BaseException:
-        database.close()
-        raise
 
 
 async def _recover(

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -153,9 +153,12 @@ class Database:
             raise
 
     def close(self) -> None:
-        """Move the WAL into the database, close it, and let another daemon have it."""
+        """Move the WAL into the database, close it, and let another daemon have it.
+
+        Where the WAL cannot be moved (a full disk, say), it stays, and the next start has it.
+        """
         try:
-            with mapped_errors(self.path):
+            with suppress(sqlite3.Error):
                 self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         finally:
             self.connection.close()

@@ -66,8 +66,12 @@ class Store:
         self.database = database
         self.path = database.path
         self._db = database.connection
-        with mapped_errors(self.path):
-            row = self._db.execute("SELECT max(generation) FROM outbox").fetchone()
+        try:
+            with mapped_errors(self.path):
+                row = self._db.execute("SELECT max(generation) FROM outbox").fetchone()
+        except BaseException:
+            database.close()
+            raise
         self._generation: int = row[0] or 0
 
     def next_fork_id(self) -> int:
