@@ -71,7 +71,12 @@ def configure_logs(
     queued = QueuedStream(target)
     as_text = format_ == "console" or (format_ == "auto" and target.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=target.isatty(), pad_event_to=0)
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(),
+            pad_event_to=0,
+            # Not the fancy one: it prints local variables, and with them what clients sent.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if as_text
         else structlog.processors.JSONRenderer()
     )

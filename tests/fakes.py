@@ -101,7 +101,7 @@ class Agent:
             body["session_id"] = session_id
         event = codec.decode_event(msgspec.json.encode(body), self.service.config.limits)
         assert isinstance(event, events.Event)
-        return msgspec.to_builtins(await self.service.handle(event))
+        return msgspec.json.decode(codec.encode(await self.service.handle(event)))
 
     async def turn_end(self, session_id: str, *hashes: str, **fields: Any) -> Any:
         return await self.send(

@@ -318,8 +318,8 @@ class SessionActor:
         pending = _Pending(step, owner or Owner("session", self.session_id))
         await around.refcount.acquire(pending.owner, step.acquire)
         self._pending = pending
-        pending.sent = True
         await around.journal.commit(write, pending.committed)
+        pending.sent = True
         return await self._finish(pending)
 
     async def _finish(self, pending: _Pending) -> int:

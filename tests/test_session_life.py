@@ -1,0 +1,302 @@
+"""Sessions come, sleep, expire, crash and come back; none of it costs a reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ramakv.actors.session import SessionActor
+from ramakv.errors import (
+    ConflictError,
+    InternalError,
+    NotFoundError,
+    StoreFullError,
+    UnavailableError,
+)
+from ramakv.store.store import Store
+from tests.fakes import FakeLMCache, open_agent
+
+
+async def test_an_idle_actor_is_passivated_and_comes_back_with_its_next_event(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a", "b")
+        await agent.send("session_fork", "s")
+        assert agent.service.router.statistics()["awake"] == 1
+        await trio.sleep(100)
+        assert agent.service.router.statistics() == {"known": 1, "active": 1, "awake": 0}
+        assert agent.counts() == {"a": 2, "b": 2}
+        assert (await agent.turn_end("s", "b", "c"))["evicted_count"] == 0
+        assert (await agent.send("session_fork_end", "s"))["evicted_count"] == 1
+        assert agent.counts() == {"b": 1, "c": 1}
+
+
+async def test_an_unknown_session_leaves_nothing_behind(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        for type_ in ("turn_start", "session_close", "session_suspend", "session_fork_end"):
+            await agent.send(type_, "nobody")
+        with pytest.raises(NotFoundError, match="session 'nobody' not found"):
+            await agent.send("session_map", "nobody")
+        assert agent.service.router.statistics() == {"known": 0, "active": 0, "awake": 0}
+
+
+async def test_a_restart_is_a_no_op(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("a", "1", "2", "1", seq=5)
+        await agent.turn_end("b", "2", "3")
+        fork_id = (await agent.send("session_fork", "a"))["fork_id"]
+        await agent.turn_end("a", "4")
+        await agent.send("session_suspend", "b")
+        counts = agent.counts()
+        assert counts == {"1": 1, "2": 1, "4": 1}
+    async with open_agent(tmp_path) as agent:
+        assert agent.counts() == counts
+        assert (await agent.send("health"))["sessions_count"] == 1
+        with pytest.raises(NotFoundError, match="suspended"):
+            await agent.send("session_map", "b")
+        with pytest.raises(ConflictError, match="seq 5"):
+            await agent.turn_end("a", "9", seq=5)
+        assert (await agent.send("session_fork", "a"))["fork_id"] > fork_id
+        ended = await agent.send("session_fork_end", "a", fork_id=fork_id)
+        assert (ended["matched"], ended["evicted_count"]) == (True, 2)
+        assert (await agent.send("turn_start", "b"))["restored"]
+        assert (await agent.send("session_map", "b"))["chunk_hashes"] == ["2", "3"]
+
+
+async def test_an_idle_session_is_suspended_then_closed(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(
+        tmp_path,
+        lmcache,
+        sessions={"idle_suspend_seconds": 100.0, "idle_close_seconds": 1000.0},
+    ) as agent:
+        await agent.turn_end("s", "a")
+        await trio.sleep(60)
+        await agent.send("turn_start", "s")
+        await trio.sleep(90)
+        assert agent.counts() == {"a": 1}, "a turn_start is an event"
+        await trio.sleep(60)
+        assert (agent.counts(), lmcache.evicted()) == ({}, ["a"])
+        with pytest.raises(NotFoundError, match="suspended"):
+            await agent.send("session_map", "s")
+        await trio.sleep(1200)
+        with pytest.raises(NotFoundError, match="not found"):
+            await agent.send("session_map", "s")
+        assert agent.service.router.statistics()["known"] == 0
+
+
+async def test_an_abandoned_fork_is_released(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_agent(tmp_path, sessions__fork_ttl_seconds=500.0) as agent:
+        await agent.turn_end("s", "a")
+        await agent.send("session_fork", "s")
+        await agent.send("session_close", "s")
+        assert agent.counts() == {"a": 1}
+        await trio.sleep(400)
+        assert agent.counts() == {"a": 1}
+        await trio.sleep(200)
+        assert agent.counts() == {}
+        assert not (await agent.send("session_fork_end", "s"))["matched"]
+
+
+async def test_a_late_turn_end_does_not_bring_a_closed_session_back(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a")
+        await agent.send("session_close", "s")
+    async with open_agent(tmp_path) as agent:  # not even after a restart
+        with pytest.raises(ConflictError, match="closed"):
+            await agent.turn_end("s", "b")
+        assert agent.counts() == {}
+        await agent.send("turn_start", "s")
+        await agent.turn_end("s", "b")
+        assert agent.counts() == {"b": 1}
+        await agent.send("session_close", "s")
+        await trio.sleep(200)
+        assert agent.service.router.statistics()["known"] == 0
+        await agent.turn_end("s", "c")
+
+
+async def test_a_crash_of_a_session_actor_is_its_own(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SessionActor._session_map
+
+    def crash(self: SessionActor) -> Any:
+        if self.session_id == "s":
+            raise ZeroDivisionError
+        return real(self)
+
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a")
+        await agent.turn_end("t", "a", "b")
+        monkeypatch.setattr(SessionActor, "_session_map", crash)
+        failed = []
+
+        async def expect_failure(type_: str) -> None:
+            with pytest.raises(InternalError):
+                await agent.send(type_, "s")
+            failed.append(type_)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect_failure, "session_map")
+            nursery.start_soon(expect_failure, "session_map")
+        assert len(failed) == 2
+        monkeypatch.undo()
+        assert (await agent.send("session_map", "s"))["chunk_hashes"] == ["a"]
+        assert (await agent.send("session_map", "t"))["chunk_hashes"] == ["a", "b"]
+        assert agent.counts() == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+async def test_a_crash_in_the_middle_of_a_step_leaves_the_counts_right(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    crashes = 1
+
+    async def crash(*_: object) -> None:
+        nonlocal crashes
+        crashes -= 1
+        if crashes >= 0:
+            raise ZeroDivisionError
+
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a", "b")
+        if moment == "before the commit":
+            monkeypatch.setattr(agent.service.journal, "commit", crash)
+        else:
+            real = SessionActor._finish
+
+            async def finish(self: SessionActor, pending: Any) -> int:
+                await crash()
+                return await real(self, pending)
+
+            monkeypatch.setattr(SessionActor, "_finish", finish)
+        with pytest.raises(InternalError):
+            await agent.turn_end("s", "b", "c")
+        await wait_all_tasks_blocked()
+        monkeypatch.undo()
+        chunk_map = (await agent.send("session_map", "s"))["chunk_hashes"]
+        assert chunk_map == (["a", "b"] if moment == "before the commit" else ["b", "c"])
+        assert agent.counts() == dict.fromkeys(chunk_map, 1)
+
+
+async def test_a_commit_that_fails_changes_nothing(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache) as agent:
+        await agent.turn_end("s", "a", "b")
+        await agent.turn_end("t", "c")
+        await agent.turn_end("t", "d")
+
+        def full(self: Store, writes: object) -> int:
+            raise StoreFullError("no space left")
+
+        monkeypatch.setattr(Store, "commit", full)
+        for attempt in (
+            agent.turn_end("s", "b", "c"),
+            agent.turn_end("new", "a"),
+            agent.send("session_close", "s"),
+            agent.send("session_suspend", "s"),
+            agent.send("session_fork", "s"),
+            agent.send("snapshot_restore", "new", source_session_id="s"),
+        ):
+            with pytest.raises(StoreFullError):
+                await attempt
+        assert agent.counts() == {"a": 1, "b": 1, "d": 1}
+        assert (await agent.send("session_map", "s"))["chunk_hashes"] == ["a", "b"]
+        assert (await agent.send("health"))["sessions_count"] == 2
+        await trio.sleep(60)
+        assert set(lmcache.evicted()) == {"c"}, "its withdrawn evict is owed again"
+        monkeypatch.undo()
+        assert (await agent.turn_end("s", "b"))["evicted_count"] == 1
+
+
+async def test_a_full_mailbox_pushes_back(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_agent(tmp_path, limits__mailbox_events_max=3) as agent:
+        answers: list[str] = []
+
+        async def one() -> None:
+            try:
+                await agent.turn_end("s", "a")
+                answers.append("ok")
+            except UnavailableError as error:
+                answers.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(one)
+        assert 3 <= answers.count("ok") <= 4
+        assert any("3 events waiting" in answer for answer in answers)
+
+
+async def test_there_is_a_limit_to_sessions(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_agent(tmp_path, limits__sessions_max=2) as agent:
+        await agent.turn_end("a", "1")
+        await agent.turn_end("b", "1")
+        with pytest.raises(UnavailableError, match="sessions_max"):
+            await agent.turn_end("c", "1")
+        await agent.turn_end("a", "2")
+        await agent.send("session_close", "b")
+        await trio.sleep(200)
+        await agent.turn_end("c", "1")
+
+
+async def test_an_event_that_waited_too_long_never_happens(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_agent(tmp_path, limits__event_timeout_seconds=2.0) as agent:
+        await agent.turn_end("s", "a")
+        real = SessionActor._session_map
+
+        async def slow(self: SessionActor) -> Any:
+            await trio.sleep(5)
+            return real(self)
+
+        async def handle(self: SessionActor, request: Any) -> Any:
+            if type(request).__name__ == "SessionMap":
+                return await slow(self)
+            return await original(self, request)
+
+        original = SessionActor._handle
+        monkeypatch.setattr(SessionActor, "_handle", handle)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(agent.send, "session_map", "s")
+            await wait_all_tasks_blocked()
+            with pytest.raises(UnavailableError, match="nothing was changed"):
+                await agent.turn_end("s", "b")
+        monkeypatch.undo()
+        assert (await agent.send("session_map", "s"))["chunk_hashes"] == ["a"]
+
+
+@pytest.mark.parametrize("part", ["refcount", "backend", "journal"])
+async def test_a_crash_of_a_part_that_all_depend_on_ends_the_service(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def crash(*_: object, **__: object) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with open_agent(tmp_path) as agent:
+            await agent.turn_end("s", "a")
+            target, method = {
+                "refcount": (agent.service.refcount, "_handle"),
+                "backend": (agent.service.backend, "_next_evict"),
+                "journal": (agent.service.journal, "_write"),
+            }[part]
+            monkeypatch.setattr(target, method, crash)
+            await agent.turn_end("s", "b")
+            await trio.sleep(60)
+    monkeypatch.undo()
+    async with open_agent(tmp_path) as agent:
+        assert agent.counts() in ({"a": 1}, {"b": 1})
