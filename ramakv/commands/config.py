@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,5 +48,7 @@ def as_toml(config: Config) -> Iterator[str]:
 
 
 def _toml_value(value: Any) -> str:
+    if value == math.inf:
+        return "inf"
     # JSON's strings, numbers, booleans and arrays are TOML's.
     return json.dumps(value, ensure_ascii=False)
