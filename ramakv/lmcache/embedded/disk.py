@@ -1,0 +1,277 @@
+"""The disk tier: an LRU index over real files, one file a chunk.
+
+The index changes at once; the files follow in one lane, one job after the other, in the order
+asked. So a read meets the file that the index promised when it was asked for, whatever has
+been put or removed since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import trio
+
+from ramakv.errors import BackendUnavailableError, ConfigError
+from ramakv.lmcache.embedded.files import Changed, Read, change_files, read_files, scan
+from ramakv.lmcache.embedded.tiers import LruTier, TierStatistics, chunk_payload
+
+JOBS_WAITING_MAX = 256
+CHUNKS_WAITING_MAX = 65_536
+"""How many chunks may wait to be written or unlinked; into an idle lane any one call fits."""
+CHUNKS_PER_HOP_MAX = 4096
+"""How many chunks one hop to the thread writes: a hop cannot be cancelled, so it must end."""
+
+_STOPPING = "the embedded engine is stopping"
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class RunSync(Protocol):
+    """`trio.to_thread.run_sync`, or what runs a blocking function in its place."""
+
+    async def __call__(self, sync_fn: Callable[[], T], /) -> T:
+        """Run it and return what it returns."""
+        ...
+
+
+class DiskStatistics(TierStatistics, frozen=True, kw_only=True):
+    """A tier's counts, and how its files fare."""
+
+    jobs_waiting: int
+    write_failures: int
+    """Chunks that could not be written."""
+    read_failures: int
+    """Chunks whose file was gone, damaged or unreadable."""
+
+
+@dataclass(eq=False, slots=True)
+class _ChunkFile:
+    """One file of the index. Compared by identity: a chunk put again is another file."""
+
+    payload_bytes: int
+
+
+@dataclass(eq=False)
+class _Job(Generic[T]):
+    """One thing for the lane to do: each of `hops` in the thread, then `adopt` its outcome."""
+
+    hops: Sequence[Callable[[], T]]
+    adopt: Callable[[T], None]
+    chunks: int
+    done: trio.Event = field(default_factory=trio.Event)
+    outcomes: list[T] = field(default_factory=list)
+
+    async def wait(self) -> list[T]:
+        await self.done.wait()
+        if len(self.outcomes) < len(self.hops):
+            raise BackendUnavailableError(_STOPPING)
+        return self.outcomes
+
+
+class DiskTier:
+    """Chunks in files. Owns the index, and the lane through which every file is touched.
+
+    A caller that is cancelled while it waits loses the answer only: what it asked for is done.
+    """
+
+    def __init__(
+        self, disk_dir: Path, *, chunks_max: int, chunk_bytes: int, run_sync: RunSync
+    ) -> None:
+        """Start with an empty index; `load_index` fills it from the files in `disk_dir`."""
+        self._disk_dir = disk_dir
+        self._chunk_bytes = chunk_bytes
+        self._run_sync = run_sync
+        self._index = LruTier[_ChunkFile](chunks_max, size_of=lambda file: file.payload_bytes)
+        self._jobs, self._inbox = trio.open_memory_channel[_Job[Any]](JOBS_WAITING_MAX)
+        self._open = True
+        self._chunks_waiting = 0
+        self._write_failures = 0
+        self._read_failures = 0
+        self._writes_fail = False
+
+    def __contains__(self, chunk_hash: object) -> bool:
+        return chunk_hash in self._index
+
+    @property
+    def chunks_max(self) -> int:
+        """How many chunks, and so files, there are at most."""
+        return self._index.chunks_max
+
+    async def load_index(self) -> None:
+        """Take over the files that are there; of too many, remove the oldest.
+
+        Files that are damaged or not ours stay where they are: one warning counts them.
+        Raises ConfigError when the folder cannot be made or read.
+        """
+        try:
+            folder = await self._run_sync(partial(scan, self._disk_dir, self.chunks_max))
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            raise ConfigError(f"embedded.disk_dir: {self._disk_dir}: {reason}") from exc
+        for file in folder.found:
+            self._index.put(file.chunk_hash, _ChunkFile(file.payload_bytes))
+        if folder.skipped:
+            names = ", ".join(folder.skipped[:3])
+            message = "skipped %d files in %s that hold no usable chunk, such as %s"
+            _log.warning(message, len(folder.skipped), self._disk_dir, names)
+
+    async def run(self) -> None:
+        """Do the jobs in the order asked, until `close` and then to the last."""
+        with self._inbox:
+            try:
+                async for job in self._inbox:
+                    await self._run_job(job)
+            finally:
+                self._open = False
+                while self._inbox.statistics().current_buffer_used:
+                    self._inbox.receive_nowait().done.set()
+
+    def close(self) -> None:
+        """Accept no more jobs."""
+        self._open = False
+        self._jobs.close()
+
+    def check_room(self, chunks: int) -> None:
+        """Refuse now what `put` or `remove` of this many chunks would refuse.
+
+        Raises BackendUnavailableError when too much waits for the disk already, and when the
+        tier is closed.
+        """
+        if not self._open:
+            raise BackendUnavailableError(_STOPPING)
+        jobs_full = self._jobs.statistics().current_buffer_used >= JOBS_WAITING_MAX
+        chunks_full = self._chunks_waiting and self._chunks_waiting + chunks > CHUNKS_WAITING_MAX
+        if jobs_full or chunks_full:
+            raise BackendUnavailableError("too much waits for the embedded engine's disk")
+
+    async def put(self, chunk_hashes: Sequence[str]) -> int:
+        """Write the chunks that are not here and renew the others.
+
+        Returns how many were written: those that could not be, and those that the later ones
+        of this very call displaced, are not among them. Raises what `check_room` raises, before
+        anything is changed.
+        """
+        self.check_room(len(chunk_hashes))
+        written: dict[str, _ChunkFile] = {}
+        removed: list[str] = []
+        for chunk_hash in chunk_hashes:
+            if self._index.renew(chunk_hash):
+                continue
+            written[chunk_hash] = _ChunkFile(self._chunk_bytes)
+            displaced = self._index.put(chunk_hash, written[chunk_hash])
+            if displaced is not None and written.pop(displaced, None) is None:
+                removed.append(displaced)
+        return len(written) - await self._change(removed, written)
+
+    async def remove(self, chunk_hashes: Sequence[str]) -> int:
+        """Evict the chunks and unlink their files. Return how many were here.
+
+        Raises what `check_room` raises, before anything is changed.
+        """
+        self.check_room(len(chunk_hashes))
+        removed = self._index.evict(chunk_hashes)
+        await self._change(removed, {})
+        return len(removed)
+
+    async def read(self, chunk_hashes: Sequence[str]) -> list[bytes]:
+        """Read chunks, renewing them, up to the first that is not here or cannot be read.
+
+        One that cannot be read leaves the tier. Waits for room in the lane. Raises
+        BackendUnavailableError when the tier is closed.
+        """
+        files: list[_ChunkFile] = []
+        for chunk_hash in chunk_hashes:
+            file = self._index.peek(chunk_hash)
+            if file is None:
+                break
+            self._index.renew(chunk_hash)
+            files.append(file)
+        if not files:
+            return []
+        wanted = tuple(chunk_hashes[: len(files)])
+        job = _Job[Read](
+            hops=(partial(read_files, self._disk_dir, wanted),),
+            adopt=lambda outcome: self._drop_unreadable(outcome, wanted, files),
+            chunks=0,
+        )
+        try:
+            await self._jobs.send(job)
+        except (trio.ClosedResourceError, trio.BrokenResourceError) as exc:
+            raise BackendUnavailableError(_STOPPING) from exc
+        [outcome] = await job.wait()
+        return outcome.payloads
+
+    def count(self, *, hits: int = 0, misses: int = 0) -> None:
+        """Add to the hits and misses that `statistics` reports."""
+        self._index.count(hits=hits, misses=misses)
+
+    def statistics(self) -> DiskStatistics:
+        """Return the counts of this moment."""
+        tier = self._index.statistics()
+        return DiskStatistics(
+            **{name: getattr(tier, name) for name in tier.__struct_fields__},
+            jobs_waiting=self._jobs.statistics().current_buffer_used,
+            write_failures=self._write_failures,
+            read_failures=self._read_failures,
+        )
+
+    async def _change(self, removed: Sequence[str], written: dict[str, _ChunkFile]) -> int:
+        """Let the files follow the index. Return how many chunks could not be written."""
+        payload_of = partial(chunk_payload, chunk_bytes=self._chunk_bytes)
+        changes = [  # removals first, so that there is never a file too many
+            *((chunk_hash, False) for chunk_hash in removed),
+            *((chunk_hash, True) for chunk_hash in written),
+        ]
+        hops = [
+            partial(change_files, self._disk_dir, changes[i : i + CHUNKS_PER_HOP_MAX], payload_of)
+            for i in range(0, len(changes), CHUNKS_PER_HOP_MAX)
+        ]
+        if not hops:
+            return 0
+        job = _Job[Changed](
+            hops=hops,
+            adopt=lambda outcome: self._drop_unwritten(outcome, written),
+            chunks=len(changes),
+        )
+        self._jobs.send_nowait(job)  # no await since check_room: there is room
+        self._chunks_waiting += job.chunks
+        return sum(len(outcome.failed) for outcome in await job.wait())
+
+    async def _run_job(self, job: _Job[T]) -> None:
+        try:
+            for hop in job.hops:
+                outcome = await self._run_sync(hop)
+                job.adopt(outcome)
+                job.outcomes.append(outcome)
+        finally:
+            self._chunks_waiting -= job.chunks
+            job.done.set()
+
+    def _drop_unwritten(self, outcome: Changed, written: dict[str, _ChunkFile]) -> None:
+        for chunk_hash in outcome.failed:
+            if self._index.peek(chunk_hash) is written[chunk_hash]:
+                self._index.discard(chunk_hash)
+        self._write_failures += len(outcome.failed)
+        if outcome.failed and not self._writes_fail:  # a full disk would fill the log too
+            _log.warning("cannot write chunks to %s: %s", self._disk_dir, outcome.reason)
+        if written:
+            self._writes_fail = bool(outcome.failed)
+
+    def _drop_unreadable(
+        self, outcome: Read, chunk_hashes: Sequence[str], files: Sequence[_ChunkFile]
+    ) -> None:
+        position = len(outcome.payloads)
+        if position == len(files):
+            return
+        chunk_hash = chunk_hashes[position]
+        if self._index.peek(chunk_hash) is files[position]:
+            self._index.discard(chunk_hash)
+            self._read_failures += 1
+            _log.warning("dropped chunk %s: %s", chunk_hash, outcome.reason)
