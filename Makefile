@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test check lock clean
+.PHONY: install run test check crash lock clean
 
 install: $(STAMP)
 
@@ -25,6 +25,9 @@ check: install  ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+crash: install  ## kill the daemon under load, 30 times, and look for anything lost
+	$(BIN)/python -m tests.crash_rounds --rounds $(or $(ROUNDS),30)
 
 lock:  ## write requirements/lock.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-emit-index-url --no-header \

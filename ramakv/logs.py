@@ -7,6 +7,7 @@ dropped and counted.
 
 from __future__ import annotations
 
+import logging
 import queue
 import sys
 import threading
@@ -61,6 +62,16 @@ class QueuedStream:
                 return  # nobody is there any more
 
 
+class _Bridge(logging.Handler):
+    """Brings lines of the standard library's logging (Quart's, the engine's) to the same place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log a record as one of ours."""
+        structlog.get_logger().log(
+            record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+        )
+
+
 def configure_logs(
     level: str = "info",
     format_: Literal["auto", "console", "json"] = "auto",
@@ -91,4 +102,5 @@ def configure_logs(
         logger_factory=structlog.WriteLoggerFactory(queued),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
+    logging.basicConfig(level=max(_LEVELS[level], logging.INFO), handlers=[_Bridge()], force=True)
     return queued

@@ -28,13 +28,20 @@ READY_SECONDS_MAX = 30.0
 
 @asynccontextmanager
 async def serving(
-    folder: Path, client: KVBackend | None = None, **overrides: Any
+    folder: Path,
+    client: KVBackend | None = None,
+    *,
+    fake: bool = True,
+    **overrides: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    """A daemon in this process, on a free port, with real threads and files."""
+    """A daemon in this process, on a free port, with real threads and files.
+
+    It talks to `client`, else to a fake LMCache, or, unless `fake`, to what is configured.
+    """
     config = make_config(folder, listen_addr="127.0.0.1:0", **overrides)
     sockets = open_sockets(config.listen_addr)
     stop = trio.Event()
-    async with open_service(config, client=client or FakeLMCache()) as service:
+    async with open_service(config, client=client or (FakeLMCache() if fake else None)) as service:
         app = create_event_app(service, config)
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(serve_http, app, sockets, limits=config.limits, stop=stop))
@@ -91,9 +98,9 @@ class Daemon:
         while time.monotonic() < ends:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                return
-            except OSError:
+                if self.send("health")["ok"]:
+                    return
+            except httpx.HTTPError:
                 time.sleep(0.01)
         raise AssertionError(f"not ready: {self.log.read_text()}")
 
