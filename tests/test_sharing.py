@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from pathlib import Path
 
 import trio
@@ -98,3 +100,32 @@ async def test_a_slow_backend_delays_no_turn_end(tmp_path: Path, autojump_clock:
             await wait_all_tasks_blocked()
             await agent.turn_end("a", "x", "y")
             assert trio.current_time() == started
+
+
+async def test_no_moment_of_a_new_reference_leaves_a_third_outcome(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """200 rounds: the evict was withdrawn before it left, or the prefetch left after it ended."""
+    rng = random.Random(3)
+    lmcache = FakeLMCache(seconds_per_call=0.2)
+    outcomes: Counter[str] = Counter()
+    async with open_agent(
+        tmp_path, lmcache, sessions__closed_memory_seconds=0.001, backend__prefetch_ack_seconds=1.0
+    ) as agent:
+        for number in range(200):
+            chunk = f"x{number}"
+            await agent.turn_end("a", chunk)
+            await agent.send("session_close", "a")
+            await trio.sleep(rng.uniform(0.0, 1.0))
+            await agent.turn_end("b", chunk)
+            await agent.send("turn_start", "b")
+            await trio.sleep(2)
+            ours = {call.kind: call for call in lmcache.calls if call.chunks == (chunk,)}
+            if "evict" not in ours:
+                outcomes["withdrawn"] += 1
+            else:
+                assert ours["prefetch"].at >= ours["evict"].at + 0.2
+                outcomes["prefetched after it"] += 1
+        assert lmcache.conflicts == []
+        assert outcomes["withdrawn"] + outcomes["prefetched after it"] == 200
+        assert min(outcomes.values()) > 30, outcomes

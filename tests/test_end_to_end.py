@@ -1,0 +1,81 @@
+"""Traces through `ramakv replay`, a real daemon and its embedded engine; then nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.daemons import Daemon, running_daemon
+from tests.traces import make_trace, write_trace
+
+SETTLE_SECONDS_MAX = 60.0
+TRACES = os.environ.get("RAMAKV_TRACES", "")
+
+
+def replay(daemon: Daemon, trace: Path, *options: str) -> dict[str, Any]:
+    command = [
+        *(sys.executable, "-m", "ramakv", "replay", str(trace), "--url", daemon.url, "--close"),
+        *("--engine-url", f"http://127.0.0.1:{daemon.engine_port}", "--json", "-", *options),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def hot_chunks(daemon: Daemon) -> int:
+    stats = httpx.get(f"http://127.0.0.1:{daemon.engine_port}/engine/stats", trust_env=False)
+    return int(stats.json()["tiers"]["LocalCPUBackend"]["chunks"])
+
+
+def expect_nothing_left(daemon: Daemon) -> None:
+    assert daemon.send("health")["data"]["sessions_count"] == 0
+    ends = time.monotonic() + SETTLE_SECONDS_MAX
+    while hot_chunks(daemon) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert hot_chunks(daemon) == 0
+    assert daemon.stop() == 0
+    command = [sys.executable, "-m", "ramakv", "store", "check", "--json"]
+    done = subprocess.run(
+        [*command, str(daemon.folder / "sessions.db")], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["sessions_active"] == found["sessions_suspended"] == found["forks"] == 0
+    assert found["outbox_owed"] == found["outbox_dead_letters"] == 0
+
+
+def test_a_generated_trace_leaves_nothing_behind(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl.gz"
+    requests = make_trace(5, sessions=8)
+    write_trace(trace, requests)
+    with running_daemon(tmp_path) as daemon:
+        figures = replay(daemon, trace)
+        assert figures["errors"] == 0
+        assert figures["requests"] == len(requests)
+        assert figures["events"]["turn_end"] == len(requests)
+        assert figures["events"]["session_close"] == 8
+        assert figures["chunks"]["hot"] > figures["chunks"]["missing"]
+        expect_nothing_left(daemon)
+
+
+@pytest.mark.traces
+@pytest.mark.skipif(not TRACES, reason="RAMAKV_TRACES names no folder")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("lmcache_agent_miniswe", ()), ("claude_code_day_shared", ("--limit", "3000"))],
+)
+def test_a_recorded_trace_leaves_nothing_behind(
+    tmp_path: Path, name: str, options: tuple[str, ...]
+) -> None:
+    with running_daemon(tmp_path) as daemon:
+        figures = replay(daemon, Path(TRACES) / f"{name}.jsonl.gz", *options)
+        assert figures["errors"] == 0
+        expect_nothing_left(daemon)
