@@ -30,7 +30,7 @@ crash: install  ## kill the daemon under load, 30 times, and look for anything l
 	$(BIN)/python -m tests.crash_rounds --rounds $(or $(ROUNDS),30)
 
 lock:  ## write requirements/lock.txt anew (needs uv)
-	uv pip compile --universal --generate-hashes --no-emit-index-url --no-header \
+	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group dev pyproject.toml --output-file requirements/lock.txt
 
 clean:
