@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -29,6 +29,11 @@ from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
 from ramakv.store.database import Database
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, Store
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
+
+    from ramakv.lmcache.embedded.engine import Engine
 
 log = structlog.get_logger("ramakv.service")
 
@@ -220,8 +225,8 @@ async def _open_client(config: Config, run_sync: RunSync) -> AsyncIterator[KVBac
 async def _serving_embedded_engine(config: Config, run_sync: RunSync) -> AsyncIterator[None]:
     """Serve the embedded engine where `lmcache_url` points."""
     # Here and not above: a daemon that talks to a real LMCache need not load any of it.
-    from ramakv.lmcache.embedded.app import create_app
     from ramakv.lmcache.embedded.engine import open_engine
+    from ramakv.web.lazy_app import LazyApp
     from ramakv.web.server import open_sockets, serve_http, socket_urls
 
     url = urlsplit(config.lmcache_url)
@@ -232,9 +237,17 @@ async def _serving_embedded_engine(config: Config, run_sync: RunSync) -> AsyncIt
         log.info("embedded engine listens", urls=socket_urls(sockets), disk_dir=str(disk_dir))
         stop = trio.Event()
         async with trio.open_nursery() as nursery:
-            app = create_app(engine)
+            app = LazyApp(partial(_load_engine_app, engine))
+            nursery.start_soon(app.load)
             await nursery.start(partial(serve_http, app, sockets, limits=config.limits, stop=stop))
             try:
                 yield
             finally:
                 stop.set()
+
+
+def _load_engine_app(engine: Engine) -> ASGIFramework:
+    from ramakv.lmcache.embedded.app import create_app
+
+    app: ASGIFramework = create_app(engine)
+    return app

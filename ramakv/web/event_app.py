@@ -12,11 +12,15 @@ from typing import Any, Protocol
 
 import structlog
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, HTTPScope, Scope
+from hypercorn.typing import (
+    ASGIFramework,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    HTTPScope,
+    Scope,
+)
 from msgspec import Raw
-from quart import Response
-from quart_trio import QuartTrio
-from werkzeug.exceptions import HTTPException
 
 from ramakv import codec, events
 from ramakv.config import Config
@@ -32,6 +36,7 @@ from ramakv.errors import (
     UnavailableError,
 )
 from ramakv.web.batches import Placed, stages
+from ramakv.web.lazy_app import LazyApp
 
 log = structlog.get_logger("ramakv.web")
 
@@ -46,8 +51,17 @@ class EventHandler(Protocol):
         """Answer one; raises EventError or StoreError, and then has changed nothing."""
 
 
-def create_event_app(handler: EventHandler, config: Config) -> QuartTrio:
+def create_event_app(handler: EventHandler, config: Config) -> EventMiddleware:
     """Build the app of the event listener."""
+    return EventMiddleware(LazyApp(_create_rest), handler, config)
+
+
+def _create_rest() -> ASGIFramework:
+    """Build what answers everything that is no event."""
+    from quart import Response
+    from quart_trio import QuartTrio
+    from werkzeug.exceptions import HTTPException
+
     app = QuartTrio("ramakv", static_folder=None)
 
     @app.errorhandler(HTTPException)
@@ -61,14 +75,14 @@ def create_event_app(handler: EventHandler, config: Config) -> QuartTrio:
             content_type="application/json",
         )
 
-    app.asgi_app = EventMiddleware(app.asgi_app, handler, config)  # type: ignore[method-assign]
-    return app
+    rest: ASGIFramework = app
+    return rest
 
 
 class EventMiddleware:
     """Reads a body, decodes it, asks, answers. State lives behind `handler`, none here."""
 
-    def __init__(self, rest: Any, handler: EventHandler, config: Config) -> None:
+    def __init__(self, rest: ASGIFramework, handler: EventHandler, config: Config) -> None:
         self._rest = rest
         self._handler = handler
         self._limits = config.limits
