@@ -59,6 +59,11 @@ def type_of(event: Event) -> str:
 
 def decode_body(body: bytes, limits: Limits) -> msgspec.Raw | list[msgspec.Raw]:
     """Tell one event from a batch. Raises Refused."""
+    if not body.isascii():
+        try:
+            body.decode()  # fields that no event knows are skipped, and not looked at otherwise
+        except UnicodeDecodeError as error:
+            raise Refused(None, _not_json(error)) from error
     if not _is_batch(body):
         return msgspec.Raw(body)
     try:
@@ -109,7 +114,7 @@ def _describe(kind: type[Event]) -> dict[str, Any]:
 
 def _check(event: SessionEvent, limits: Limits) -> None:
     """Check what types cannot say: limits from the configuration, and texts programs match on."""
-    _check_id("session_id", event.session_id, limits)
+    _check_length("session_id", event.session_id, limits)
     match event:
         case TurnEnd():
             hashes = event.kv_transfer_params.chunk_hashes
@@ -124,19 +129,13 @@ def _check(event: SessionEvent, limits: Limits) -> None:
                     f"limits.hash_chars_max ({limits.hash_chars_max})"
                 )
         case SnapshotRestore(source_session_id=str(source)):
-            _check_id("source_session_id", source, limits)
+            _check_length("source_session_id", source, limits)
         case SessionFork(child_session_id=str(child)):
-            _check_id("child_session_id", child, limits)
+            _check_length("child_session_id", child, limits)
             if child == event.session_id:
                 raise BadRequestError("child_session_id must not be the session itself")
         case TurnStart(lookup_id=str(lookup)):
             _check_length("lookup_id", lookup, limits)
-
-
-def _check_id(field: str, value: str, limits: Limits) -> None:
-    if not value:
-        raise BadRequestError(f"{field} must not be empty")
-    _check_length(field, value, limits)
 
 
 def _check_length(field: str, value: str, limits: Limits) -> None:
@@ -178,6 +177,10 @@ def _explain(type_: str, text: str) -> str:
     what, _, where = text.partition(" - at `$")
     path = where.strip("`.")
     what = re.sub(r"^([A-Z])", lambda first: first[1].lower(), what).replace("`", "")
+    if what == "expected str of length >= 1":
+        if path.endswith("session_id"):
+            return f"{path} must not be empty"
+        what = "expected a non-empty string, got an empty one"
     explained = f"{path}: {what}" if path else what
     if type_ == "turn_end" and not path.startswith("session_id"):
         return f"invalid turn_end payload: {explained}"
@@ -185,5 +188,11 @@ def _explain(type_: str, text: str) -> str:
 
 
 def _json_name(value: object) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+    }
     return names.get(type(value), "null")

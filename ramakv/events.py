@@ -22,7 +22,7 @@ class Event(Struct, frozen=True, tag_field="type"):
 class SessionEvent(Event, frozen=True):
     """Base of the events that are about one session."""
 
-    session_id: str
+    session_id: NonEmptyText
 
 
 class TurnStart(SessionEvent, frozen=True, tag="turn_start"):
@@ -64,7 +64,7 @@ class TurnEnd(SessionEvent, frozen=True, tag="turn_end"):
 class SnapshotRestore(SessionEvent, frozen=True, tag="snapshot_restore"):
     """Load a session's map from memory or the store, reference its chunks and prefetch them."""
 
-    source_session_id: str | None = None
+    source_session_id: NonEmptyText | None = None
 
 
 class SessionMap(SessionEvent, frozen=True, tag="session_map"):
@@ -82,7 +82,7 @@ class SessionSuspend(SessionEvent, frozen=True, tag="session_suspend"):
 class SessionFork(SessionEvent, frozen=True, tag="session_fork"):
     """Take one more reference on each chunk of the session, for a child that goes its own way."""
 
-    child_session_id: str | None = None
+    child_session_id: NonEmptyText | None = None
 
 
 class SessionForkEnd(SessionEvent, frozen=True, tag="session_fork_end"):

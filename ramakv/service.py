@@ -181,14 +181,14 @@ async def _recover(
             for fork in stored.state.forks:
                 counts.load(fork.chunks)
             sessions.append(stored.without_maps())
+    owed, dead = await run_sync(recovery.outbox)
     for row in recovery.set_aside:
         log.error(
             "a row of the database cannot be read; it was moved to the table set_aside",
-            kind=row.kind,
+            table=row.table,
             key=row.key,
             cause=row.reason,
         )
-    owed, dead = await run_sync(store.outbox)
     obsolete = counts.load_outbox(owed, trio.current_time())
     obsolete += [(chunk, generation) for chunk, generation in dead if counts.count(chunk)]
     log.info(

@@ -111,7 +111,7 @@ async def test_bookkeeping_that_could_not_be_written_is_written_later(tmp_path: 
         store.full = False
         assert len(journal._unwritten) <= 20
         await hand_in(journal, step("t", "b"))
-        assert store.outbox() == ([], [])
+        assert store.recovery().outbox() == ([], [])
 
 
 async def test_closing_writes_what_waits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ramakv.errors import (
     UnavailableError,
 )
 from ramakv.store.store import Store
-from tests.fakes import FakeLMCache, open_agent
+from tests.fakes import FakeLMCache, open_agent, outage
 
 
 async def test_an_idle_actor_is_passivated_and_comes_back_with_its_next_event(
@@ -157,9 +157,14 @@ async def test_a_crash_of_a_session_actor_is_its_own(
         assert agent.counts() == {"a": 2, "b": 1}
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["a known session", "a new session"])
 @pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
 async def test_a_crash_in_the_middle_of_a_step_leaves_the_counts_right(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, moment: str
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    known: bool,
 ) -> None:
     crashes = 1
 
@@ -170,7 +175,8 @@ async def test_a_crash_in_the_middle_of_a_step_leaves_the_counts_right(
             raise ZeroDivisionError
 
     async with open_agent(tmp_path) as agent:
-        await agent.turn_end("s", "a", "b")
+        if known:
+            await agent.turn_end("s", "a", "b")
         if moment == "before the commit":
             monkeypatch.setattr(agent.service.journal, "commit", crash)
         else:
@@ -185,9 +191,12 @@ async def test_a_crash_in_the_middle_of_a_step_leaves_the_counts_right(
             await agent.turn_end("s", "b", "c")
         await wait_all_tasks_blocked()
         monkeypatch.undo()
-        chunk_map = (await agent.send("session_map", "s"))["chunk_hashes"]
-        assert chunk_map == (["a", "b"] if moment == "before the commit" else ["b", "c"])
-        assert agent.counts() == dict.fromkeys(chunk_map, 1)
+        before = ["a", "b"] if known else []
+        expected = before if moment == "before the commit" else ["b", "c"]
+        assert agent.counts() == dict.fromkeys(expected, 1)
+        if expected:
+            assert (await agent.send("session_map", "s"))["chunk_hashes"] == expected
+        assert (await agent.send("health"))["sessions_count"] == bool(expected)
 
 
 async def test_a_commit_that_fails_changes_nothing(
@@ -209,6 +218,7 @@ async def test_a_commit_that_fails_changes_nothing(
             agent.send("session_close", "s"),
             agent.send("session_suspend", "s"),
             agent.send("session_fork", "s"),
+            agent.send("session_fork", "s", child_session_id="child"),
             agent.send("snapshot_restore", "new", source_session_id="s"),
         ):
             with pytest.raises(StoreFullError):
@@ -220,6 +230,57 @@ async def test_a_commit_that_fails_changes_nothing(
         assert set(lmcache.evicted()) == {"c"}, "its withdrawn evict is owed again"
         monkeypatch.undo()
         assert (await agent.turn_end("s", "b"))["evicted_count"] == 1
+
+
+async def test_a_fork_and_its_child_are_stored_together_or_not_at_all(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits: list[int] = []
+    real = Store.commit
+
+    def count(self: Store, writes: Any) -> int:
+        commits.append(len(writes))
+        return real(self, writes)
+
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a", "b")
+        await agent.turn_end("child", "z")
+        monkeypatch.setattr(Store, "commit", count)
+        fork = await agent.send("session_fork", "s", child_session_id="child")
+        assert commits[0] == 1
+        assert agent.counts() == {"a": 3, "b": 3}
+    async with open_agent(tmp_path) as agent:
+        assert agent.counts() == {"a": 3, "b": 3}
+        await agent.send("session_close", "s")
+        ended = await agent.send("session_fork_end", "s", fork_id=fork["fork_id"])
+        assert ended["matched"]
+        assert (await agent.send("session_close", "child"))["evicted_count"] == 2
+
+
+async def test_sessions_that_close_together_leave_what_they_owe_for_the_next_start(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path, FakeLMCache(fault=outage)) as agent:
+        for session_id in "abcd":
+            await agent.turn_end(session_id, "shared")
+        async with trio.open_nursery() as nursery:
+            for session_id in "abcd":
+                nursery.start_soon(agent.send, "session_close", session_id)
+        await trio.sleep(5)
+    async with open_agent(tmp_path, lmcache := FakeLMCache()):
+        await trio.sleep(60)
+    assert lmcache.evicted() == ["shared"]
+
+
+async def test_numbers_that_no_json_writer_takes_cost_a_debug_file_and_nothing_else(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path, debug_enabled=True) as agent:
+        strange = await agent.turn_end("s", "a", debug_context={"messages": [10**30]})
+        assert (strange["chunk_count"], strange["debug_written"]) == (1, False)
+        plain = await agent.turn_end("s", "a", debug_context={"messages": ["hi"]})
+        assert plain["debug_written"]
+        assert (tmp_path / "debug" / "kvcache_debug_s_2.json").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_full_mailbox_pushes_back(tmp_path: Path, autojump_clock: MockClock) -> None:

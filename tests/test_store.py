@@ -50,7 +50,7 @@ def everything(store: Store) -> dict[str, SessionState]:
 def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     new = SessionState("s")
     turned = rules.turn_end(new, ("b", "a", "b"), 7)
-    forked = rules.fork(turned.next, 1, NOW_MS)
+    forked = rules.fork(turned.next, Fork(1, turned.next.references, NOW_MS))
     suspended = rules.suspend(forked.next)
     with opened(tmp_path) as store:
         store.commit(
@@ -73,7 +73,7 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
 def test_a_close_leaves_forks_and_a_memory_of_it(tmp_path: Path) -> None:
     new = SessionState("s")
     turned = rules.turn_end(new, ("a",), None)
-    forked = rules.fork(turned.next, 1, NOW_MS)
+    forked = rules.fork(turned.next, Fork(1, turned.next.references, NOW_MS))
     closed = rules.close(forked.next, NOW_MS, keep_row=False, evict_suspended=False)
     with opened(tmp_path) as store:
         store.commit([write(new, turned), write(turned.next, forked)])
@@ -87,7 +87,7 @@ def test_a_close_leaves_forks_and_a_memory_of_it(tmp_path: Path) -> None:
 def test_fork_ids_are_never_used_again(tmp_path: Path) -> None:
     new = SessionState("s")
     turned = rules.turn_end(new, ("a",), None)
-    forked = rules.fork(turned.next, 41, NOW_MS)
+    forked = rules.fork(turned.next, Fork(41, turned.next.references, NOW_MS))
     ended = rules.fork_end(forked.next, 41)
     assert ended is not None
     with opened(tmp_path) as store:
@@ -106,9 +106,9 @@ def test_a_row_released_anew_outlives_the_end_of_its_older_evict(tmp_path: Path)
             [write(b, rules.close(b, NOW_MS, keep_row=False, evict_suspended=False))]
         )
         store.commit([Bookkeeping(obsolete=[("x", first)])])
-        assert store.outbox() == ([("x", Owed(second, Scope.CLOSE))], [])
+        assert store.recovery().outbox() == ([("x", Owed(second, Scope.CLOSE))], [])
         store.commit([Bookkeeping(dead=[("x", second)], dead_reason="refused")])
-        assert store.outbox() == ([], [("x", second)])
+        assert store.recovery().outbox() == ([], [("x", second)])
     with opened(tmp_path) as store:
         assert store.commit([write(b, rules.suspend(b))]) > second
 
@@ -169,21 +169,30 @@ def test_broken_rows_are_set_aside_and_reported(tmp_path: Path) -> None:
                 "INSERT INTO sessions (session_id, map_json) VALUES (?, ?)", (key, map_json)
             )
         store._db.execute("INSERT INTO forks VALUES (9, 'good', 'x', 0)")
+        store._db.execute("INSERT INTO forks VALUES (10, CAST(x'ff41' AS TEXT), '[]', 0)")
+        store._db.execute("INSERT INTO closed VALUES (CAST(x'ff42' AS TEXT), 0)")
+        store._db.execute("INSERT INTO outbox VALUES (CAST(x'ff43' AS TEXT), 1, 'close', NULL)")
     with opened(tmp_path) as store:
         recovery = store.recovery()
         found = [stored.state for part in recovery.slices(2) for stored in part]
         assert found == [good.next]
+        assert recovery.outbox() == ([], [])
         assert sorted(row.key for row in recovery.set_aside) == [
+            "10",
             "9",
+            "\\xffB",
+            "\\xffC",
             "\\xffid",
             "bytes",
             "nothing",
             "number",
             "text",
         ]
-        kept = store._db.execute("SELECT kind, content FROM set_aside").fetchall()
-        assert len(kept) == 6
-        assert ("fork", "x") in kept
+        kept = store._db.execute(
+            "SELECT table_name, CAST(content AS BLOB) FROM set_aside"
+        ).fetchall()
+        assert len(kept) == 9
+        assert ("forks", b"x") in kept
     with opened(tmp_path) as store:
         assert store.recovery().set_aside == []
 

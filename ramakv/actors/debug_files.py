@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from pathlib import Path
@@ -17,6 +18,7 @@ from ramakv.events import DebugContext, Timing, TurnEnd
 log = structlog.get_logger("ramakv.debug")
 
 _WRITERS_MAX = 4
+_ticket = itertools.count()
 
 
 class DebugFiles:
@@ -40,7 +42,8 @@ class DebugFiles:
         path = self._folder / file_name(event.session_id, turn_count)
         try:
             await self._run_sync(_write, path, content, limiter=self._limiter)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
+            # A number that JSON readers accept and its writer does not is no reason to fail.
             log.warning("debug file not written", path=str(path), cause=str(error))
             return False
         return True
@@ -53,7 +56,7 @@ def file_name(session_id: str, turn_count: int) -> str:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{next(_ticket)}.partial")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(content))
     partial.replace(path)

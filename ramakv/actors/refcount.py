@@ -39,10 +39,11 @@ class Wakeable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """Reference chunks, provisionally until `Settle` or `Undo`."""
+    """Reference chunks, provisionally until `Settle` or `Undo`; others are about to be released."""
 
     owner: Owner
     chunks: ChunkMap
+    leaving: ChunkMap
     reply: Reply[None]
 
 
@@ -64,10 +65,11 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """A commit failed: take back what was acquired for it."""
+    """A commit failed: take back what was acquired for it, and keep what was leaving."""
 
     owner: Owner
     acquired: ChunkMap
+    leaving: ChunkMap
     reply: Reply[None]
 
 
@@ -94,11 +96,11 @@ class RefcountActor:
         """Say whom to wake; the backend actor is made after this one, which it pulls from."""
         self._backend = backend
 
-    async def acquire(self, owner: Owner, chunks: ChunkMap) -> None:
+    async def acquire(self, owner: Owner, chunks: ChunkMap, leaving: ChunkMap = ()) -> None:
         """Reference chunks before a commit; an evict of one that waits is withdrawn."""
-        if chunks:
+        if chunks or leaving:
             reply: Reply[None] = Reply()
-            await self._mailbox.put(Acquire(owner, chunks, reply))
+            await self._mailbox.put(Acquire(owner, chunks, leaving, reply))
             await reply.wait()
 
     async def settle(
@@ -120,11 +122,17 @@ class RefcountActor:
         )
         return await reply.wait()
 
-    async def undo(self, owner: Owner, acquired: ChunkMap) -> None:
+    async def keep(self, owner: Owner, chunks: ChunkMap) -> None:
+        """Finish after a commit that only acquired."""
+        await self.settle(
+            owner, acquired=chunks, released=(), forgotten=(), generation=0, scope=Scope.RELEASE
+        )
+
+    async def undo(self, owner: Owner, acquired: ChunkMap, leaving: ChunkMap = ()) -> None:
         """Finish after a commit that failed."""
-        if acquired:
+        if acquired or leaving:
             reply: Reply[None] = Reply()
-            await self._mailbox.put(Undo(owner, acquired, reply))
+            await self._mailbox.put(Undo(owner, acquired, leaving, reply))
             await reply.wait()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -145,13 +153,13 @@ class RefcountActor:
     def _handle(self, message: Message, now: float) -> list[OutboxRow]:
         match message:
             case Acquire():
-                self._counts.acquire(message.chunks)
+                self._counts.acquire(message.chunks, message.leaving)
                 message.reply.set(None)
                 return []
             case Undo():
-                self._counts.undo(message.acquired, now)
+                obsolete = self._counts.undo(message.acquired, message.leaving, now)
                 message.reply.set(None)
-                return []
+                return obsolete
             case Settle():
                 settled = self._counts.settle(
                     message.acquired, message.released, message.generation, message.scope, now

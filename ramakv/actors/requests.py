@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ramakv import events
 from ramakv.actors.mailbox import Reply
 from ramakv.core.chunks import ChunkMap
+from ramakv.core.session import Fork
+from ramakv.store.store import ParentsFork
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,23 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class Inherit:
-    """Begin with the map that a fork of the parent holds on to."""
+class PrepareFork:
+    """Hold the present map's chunks for a fork that the child will store. Answer: `Prepared`."""
 
+
+@dataclass(frozen=True, slots=True)
+class Inherit:
+    """Begin with a fork's map, and store that fork of the parent in the same transaction."""
+
+    parents_fork: ParentsFork
     chunk_map: ChunkMap
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptFork:
+    """Take up a fork that the child has stored."""
+
+    fork: Fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,7 @@ class Expire:
     forks_opened_before_ms: int | None = None
 
 
-Request = events.SessionEvent | Restore | Inherit | ReadSnapshot | Expire
+Request = events.SessionEvent | Restore | PrepareFork | Inherit | AdoptFork | ReadSnapshot | Expire
 
 
 @dataclass(slots=True, eq=False)
@@ -71,11 +86,11 @@ class Prefetching:
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
-    """A fork, and the map it holds on to."""
+class Prepared:
+    """A fork whose chunks are held, and nothing more; the map that it was taken of."""
 
-    fork_id: int
+    fork: Fork
     chunk_map: ChunkMap
 
 
-Outcome = events.Data | Prefetching | Forked | ChunkMap | None
+Outcome = events.Data | Prefetching | Prepared | ChunkMap | None

@@ -16,23 +16,25 @@ from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
 from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.requests import (
+    AdoptFork,
     Ask,
     Expire,
-    Forked,
     Inherit,
     Outcome,
     Prefetching,
+    Prepared,
+    PrepareFork,
     ReadSnapshot,
     Request,
     Restore,
 )
-from ramakv.actors.session import SessionActor, Surroundings
+from ramakv.actors.session import SessionActor, Surroundings, fork_owner
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState, Status
 from ramakv.errors import UnavailableError
 from ramakv.store.rows import StoredSession
-from ramakv.store.store import Bookkeeping
+from ramakv.store.store import Bookkeeping, ParentsFork
 
 log = structlog.get_logger("ramakv.router")
 
@@ -50,12 +52,17 @@ class Place:
     oldest_fork_ms: int | None = None
     closed_ms: int | None = None
     actor: SessionActor | None = None
+    is_unsure: bool = False
+    """Whether only the store knows: an actor crashed, maybe after a commit."""
 
     @property
     def is_empty(self) -> bool:
         """Whether the store has nothing about this session."""
-        return (
-            self.status is Status.UNKNOWN and self.oldest_fork_ms is None and self.closed_ms is None
+        return not (
+            self.is_unsure
+            or self.status is not Status.UNKNOWN
+            or self.oldest_fork_ms is not None
+            or self.closed_ms is not None
         )
 
 
@@ -116,8 +123,8 @@ class Router:
         match event:
             case events.SnapshotRestore():
                 return await self._restore(event)
-            case events.SessionFork():
-                return await self._fork(event)
+            case events.SessionFork(child_session_id=str(child)):
+                return await self._fork_into(event, child)
         outcome = await self._ask(event.session_id, event)
         if isinstance(outcome, Prefetching):
             sent, degraded = await self._await_prefetch(outcome)
@@ -128,7 +135,7 @@ class Router:
                 restored=outcome.restored,
             )
         assert outcome is not None
-        assert not isinstance(outcome, Forked | tuple)
+        assert not isinstance(outcome, Prepared | tuple)
         return outcome
 
     async def _restore(self, event: events.SnapshotRestore) -> events.SnapshotRestoreData:
@@ -151,19 +158,23 @@ class Router:
             target_session_id=event.session_id,
         )
 
-    async def _fork(self, event: events.SessionFork) -> events.SessionForkData:
-        """Fork; then, if it names a child, give it the map that the fork holds on to."""
-        forked = await self._ask(event.session_id, event)
-        assert isinstance(forked, Forked)
-        if event.child_session_id is not None:
-            try:
-                await self._ask(event.child_session_id, Inherit(forked.chunk_map))
-            except Exception:
-                await self._ask(
-                    event.session_id, events.SessionForkEnd(event.session_id, forked.fork_id)
-                )
-                raise
-        return events.SessionForkData(forked=True, fork_id=forked.fork_id)
+    async def _fork_into(self, event: events.SessionFork, child: str) -> events.SessionForkData:
+        """Fork, and let a child begin with the fork's map: both in the child's transaction.
+
+        The parent only holds the chunks meanwhile, so a commit that fails leaves nothing.
+        """
+        prepared = await self._ask(event.session_id, PrepareFork())
+        assert isinstance(prepared, Prepared)
+        fork, refcount = prepared.fork, self._around.refcount
+        try:
+            parents_fork = ParentsFork(event.session_id, fork)
+            await self._ask(child, Inherit(parents_fork, prepared.chunk_map))
+        except Exception:
+            await refcount.undo(fork_owner(fork), fork.chunks)
+            raise
+        await refcount.keep(fork_owner(fork), fork.chunks)
+        await self._deliver(event.session_id, AdoptFork(fork))
+        return events.SessionForkData(forked=True, fork_id=fork.fork_id)
 
     async def _await_prefetch(self, outcome: Prefetching) -> tuple[bool, bool]:
         """Wait for LMCache's acceptance, not longer than the bound: (sent, degraded)."""
@@ -177,7 +188,7 @@ class Router:
     async def _ask(self, session_id: str, request: Request) -> Outcome:
         """Ask a session, for the event's time at most: what has not begun then, never will."""
         ask = Ask(request, Reply())
-        self._mailbox_put(session_id, ask)
+        self._post(session_id, ask)
         with trio.move_on_after(self._config.limits.event_timeout_seconds):
             return await ask.reply.wait()
         if ask.withdraw():
@@ -187,8 +198,25 @@ class Router:
             )
         return await ask.reply.wait()
 
-    def _mailbox_put(self, session_id: str, ask: Ask) -> None:
-        """Find or start the session's actor, with no await between that and the message."""
+    async def _deliver(self, session_id: str, request: Request) -> None:
+        """Ask a session something that is durable already: it may take its time, but not fail."""
+        ask = Ask(request, Reply())
+        while True:
+            try:
+                await self._awake(session_id).mailbox.put(ask)
+                break
+            except trio.ClosedResourceError:
+                continue  # the actor went to sleep, or crashed, while its mailbox was full
+        await ask.reply.wait()
+
+    def _post(self, session_id: str, ask: Ask) -> None:
+        """Put a message into a session's mailbox; no await lies between that and finding it."""
+        actor = self._awake(session_id)
+        actor.mailbox.put_nowait(ask)
+        self._places[session_id].last_event = trio.current_time()
+
+    def _awake(self, session_id: str) -> SessionActor:
+        """Find or start the session's actor."""
         if self._closing.is_set() or self._nursery is None:
             raise UnavailableError("the daemon is shutting down; nothing was changed")
         place = self._places.get(session_id)
@@ -203,8 +231,7 @@ class Router:
             blank = SessionState(session_id) if place.is_empty else None
             place.actor = SessionActor(session_id, blank, self._around)
             self._nursery.start_soon(self._live, place, place.actor)
-        place.actor.mailbox.put_nowait(ask)
-        place.last_event = trio.current_time()
+        return place.actor
 
     # For session actors ------------------------------------------------------------------
 
@@ -227,6 +254,7 @@ class Router:
         place.status = state.status
         place.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
         place.closed_ms = state.closed_ms
+        place.is_unsure = False
 
     # Life and death of actors ------------------------------------------------------------
 
@@ -257,6 +285,7 @@ class Router:
                 session_id=actor.session_id,
                 exc_info=error,
             )
+            place.is_unsure = True
             self._detach(place, actor)
             await actor.recover_from_crash()
         finally:
@@ -336,7 +365,7 @@ class Router:
         """Have a session ended, as any other request; it does not count as an event."""
         last_event = place.last_event
         try:
-            self._mailbox_put(place.session_id, Ask(expire, Reply()))
+            self._post(place.session_id, Ask(expire, Reply()))
         except UnavailableError:
             return  # it has plenty to do; it is not abandoned
         place.last_event = last_event

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
@@ -17,12 +17,14 @@ from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.actors.refcount import Owner, RefcountActor
 from ramakv.actors.requests import (
+    AdoptFork,
     Ask,
     Expire,
-    Forked,
     Inherit,
     Outcome,
     Prefetching,
+    Prepared,
+    PrepareFork,
     ReadSnapshot,
     Request,
     Restore,
@@ -30,7 +32,7 @@ from ramakv.actors.requests import (
 from ramakv.config import HOT_LOCATION, Config
 from ramakv.core import session as rules
 from ramakv.core.chunks import ChunkMap, distinct
-from ramakv.core.session import SessionState, Status, Step
+from ramakv.core.session import Fork, SessionState, Status, Step
 from ramakv.errors import (
     ConflictError,
     InternalError,
@@ -38,7 +40,7 @@ from ramakv.errors import (
     RamakvError,
     StoreError,
 )
-from ramakv.store.store import Bookkeeping, SessionWrite
+from ramakv.store.store import Bookkeeping, ParentsFork, SessionWrite
 
 log = structlog.get_logger("ramakv.session")
 
@@ -105,7 +107,7 @@ class SessionActor:
         """Serve the mailbox until it is closed."""
         if self._state is None:
             try:
-                self._state = await self._around.journal.load(self.session_id)
+                self._adopt_state(await self._around.journal.load(self.session_id))
             except StoreError as error:
                 self._refuse_all(error)
                 return
@@ -137,7 +139,8 @@ class SessionActor:
             with suppress(StoreError):
                 await self._finish(pending)
         else:
-            await self._around.refcount.undo(pending.owner, pending.step.acquire)
+            step = pending.step
+            await self._around.refcount.undo(pending.owner, step.acquire, step.release)
 
     def _refuse_all(self, error: RamakvError) -> None:
         self.mailbox.close()
@@ -170,8 +173,16 @@ class SessionActor:
                 return await self._fork_end(request.fork_id)
             case Restore():
                 return await self._restore(request)
+            case PrepareFork():
+                return await self._prepare_fork()
             case Inherit():
-                await self._apply(rules.restore(self._known, request.chunk_map, pin=False))
+                step = rules.restore(self._known, request.chunk_map, pin=False)
+                await self._apply(step, parents_fork=request.parents_fork)
+                return None
+            case AdoptFork():
+                if request.fork not in self._known.forks:  # it may have been loaded meanwhile
+                    forks = (*self._known.forks, request.fork)
+                    self._adopt_state(replace(self._known, forks=forks))
                 return None
             case ReadSnapshot():
                 return self._snapshot()
@@ -257,17 +268,23 @@ class SessionActor:
             backend_degraded=self._around.backend.is_degraded,
         )
 
-    async def _fork(self) -> Forked:
+    async def _fork(self) -> events.SessionForkData:
+        fork = self._new_fork()
+        await self._apply(rules.fork(self._known, fork), fork_owner(fork))
+        return events.SessionForkData(forked=True, fork_id=fork.fork_id)
+
+    async def _prepare_fork(self) -> Prepared:
+        fork = self._new_fork()
+        await self._around.refcount.acquire(fork_owner(fork), fork.chunks)
+        return Prepared(fork, self._known.chunk_map)
+
+    def _new_fork(self) -> Fork:
         state = self._known
         if state.status is Status.UNKNOWN:
             raise self._not_found()
         if state.status is Status.SUSPENDED:
             raise self._is_suspended()
-        fork_id = self._around.home.new_fork_id()
-        await self._apply(
-            rules.fork(state, fork_id, self._around.now_ms()), Owner("fork", str(fork_id))
-        )
-        return Forked(fork_id, state.chunk_map)
+        return Fork(self._around.home.new_fork_id(), state.references, self._around.now_ms())
 
     async def _fork_end(self, fork_id: int | None) -> events.SessionForkEndData:
         step = rules.fork_end(self._known, fork_id)
@@ -308,15 +325,19 @@ class SessionActor:
 
     # Steps -------------------------------------------------------------------------------
 
-    async def _apply(self, step: Step, owner: Owner | None = None) -> int:
+    async def _apply(
+        self, step: Step, owner: Owner | None = None, parents_fork: ParentsFork | None = None
+    ) -> int:
         """Carry a step out: acquire, commit, adopt, release. Returns how many chunks were queued.
 
         Raises StoreError: then the session is what it was before.
         """
         around = self._around
-        write = SessionWrite(self._known, step.next, step.outbox, step.scope, around.now_ms())
+        write = SessionWrite(
+            self._known, step.next, step.outbox, step.scope, around.now_ms(), parents_fork
+        )
         pending = _Pending(step, owner or Owner("session", self.session_id))
-        await around.refcount.acquire(pending.owner, step.acquire)
+        await around.refcount.acquire(pending.owner, step.acquire, step.release)
         self._pending = pending
         await around.journal.commit(write, pending.committed)
         pending.sent = True
@@ -329,7 +350,7 @@ class SessionActor:
             generation = await pending.committed.wait()
         except StoreError:
             self._pending = None
-            await refcount.undo(pending.owner, step.acquire)
+            await refcount.undo(pending.owner, step.acquire, step.release)
             raise
         self._adopt_state(step.next)
         self._pending = None
@@ -381,6 +402,11 @@ class SessionActor:
             counts=self._around.refcount.counts_of(state.references),
             forks=[fork.fork_id for fork in state.forks],
         )
+
+
+def fork_owner(fork: Fork) -> Owner:
+    """Who holds a fork's references."""
+    return Owner("fork", str(fork.fork_id))
 
 
 @dataclass(slots=True, eq=False)

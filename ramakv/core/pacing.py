@@ -20,13 +20,11 @@ class TokenBucket:
 
     def take(self, now: float) -> bool:
         """Take one token if there is one."""
-        if math.isinf(self.calls_per_second):
-            return True
-        self._refill(now)
-        # A hair below one whole token is one: sums of many small floats fall short.
-        if self._tokens < 1.0 - 1e-9:
+        # The same rounding as in `ready_at`: what is ready can be taken.
+        if self.ready_at(now) > now:
             return False
-        self._tokens -= 1.0
+        if not math.isinf(self.calls_per_second):
+            self._tokens = max(0.0, self._tokens - 1.0)
         return True
 
     def reserve(self, now: float) -> float:

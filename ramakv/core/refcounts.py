@@ -2,17 +2,18 @@
 
 Counts are moved in two steps around a commit. *Acquire* comes before it and is provisional;
 *settle* after it makes the acquired references durable and releases the removed ones;
-*undo* takes a provisional acquire back when the commit failed. In between, everything
-errs on the side of keeping.
+*undo* takes it all back when the commit failed. In between, everything errs on the side of
+keeping.
 
 Each released chunk has a row in the outbox, written by the commit that released it. A row
-may be deleted only when the evict is done or when a *durable* reference exists: a
-provisional one can still be undone, and then the evict is owed again. Rows that wait for
-that decision are in `_owed`.
+may be deleted only when the evict is done or when a *durable* reference exists. A
+provisional one can still be undone, and one that is *leaving* may be gone from the disk
+already; then the evict is owed again. Rows that wait for that decision are in `_owed`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,7 +45,8 @@ class RefCounts:
 
     evictions: EvictionQueue
     _counts: dict[ChunkHash, int] = field(default_factory=dict)
-    _provisional: dict[ChunkHash, int] = field(default_factory=dict)
+    _provisional: Counter[ChunkHash] = field(default_factory=Counter)
+    _leaving: Counter[ChunkHash] = field(default_factory=Counter)
     _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -74,13 +76,18 @@ class RefCounts:
                 self.evictions.add(chunk, owed, now)
         return obsolete
 
-    def acquire(self, chunks: Iterable[ChunkHash]) -> None:
-        """Reference chunks provisionally; an evict that waits is withdrawn."""
+    def acquire(self, chunks: Iterable[ChunkHash], leaving: Iterable[ChunkHash] = ()) -> None:
+        """Reference chunks provisionally; an evict that waits is withdrawn.
+
+        `leaving` are chunks that the same commit will release.
+        """
         for chunk in chunks:
             self._counts[chunk] = self._counts.get(chunk, 0) + 1
-            self._provisional[chunk] = self._provisional.get(chunk, 0) + 1
+            self._provisional[chunk] += 1
             if owed := self.evictions.withdraw(chunk):
                 self._owed[chunk] = owed
+        for chunk in leaving:
+            self._leaving[chunk] += 1
 
     def settle(
         self,
@@ -97,26 +104,34 @@ class RefCounts:
         obsolete: list[OutboxRow] = []
         queued = 0
         for chunk in acquired:
-            self._less_provisional(chunk)
-            if owed := self._owed.pop(chunk, None):
-                obsolete.append((chunk, owed.generation))
+            _less(self._provisional, chunk)
+            self._drop_if_durable(chunk, obsolete)
         for chunk in released:
+            _less(self._leaving, chunk)
+            self._owe(chunk, Owed(generation, scope))
             if self._decrement(chunk) == 0:
-                self._owed.pop(chunk, None)
-                self.evictions.add(chunk, Owed(generation, scope), now)
+                self.evictions.add(chunk, self._owed.pop(chunk), now)
                 queued += 1
-            elif self._is_durable(chunk):
-                obsolete.append((chunk, generation))
             else:
-                self._owed[chunk] = Owed(generation, scope)
+                self._drop_if_durable(chunk, obsolete)
         return Settled(queued, obsolete)
 
-    def undo(self, acquired: Iterable[ChunkHash], now: float) -> None:
-        """Take a provisional acquire back; what is owed and unreferenced again, waits again."""
+    def undo(
+        self, acquired: Iterable[ChunkHash], leaving: Iterable[ChunkHash], now: float
+    ) -> list[OutboxRow]:
+        """Take an acquire back; what is owed and unreferenced again, waits again.
+
+        Returns the outbox rows that are not needed after all.
+        """
+        obsolete: list[OutboxRow] = []
         for chunk in acquired:
-            self._less_provisional(chunk)
+            _less(self._provisional, chunk)
             if self._decrement(chunk) == 0 and (owed := self._owed.pop(chunk, None)):
                 self.evictions.add(chunk, owed, now)
+        for chunk in leaving:
+            _less(self._leaving, chunk)
+            self._drop_if_durable(chunk, obsolete)
+        return obsolete
 
     def forget(
         self, chunks: Iterable[ChunkHash], generation: int, scope: Scope, now: float
@@ -128,10 +143,9 @@ class RefCounts:
             if chunk not in self._counts:
                 self.evictions.add(chunk, Owed(generation, scope), now)
                 queued += 1
-            elif self._is_durable(chunk):
-                obsolete.append((chunk, generation))
             else:
-                self._owed[chunk] = Owed(generation, scope)
+                self._owe(chunk, Owed(generation, scope))
+                self._drop_if_durable(chunk, obsolete)
         return Settled(queued, obsolete)
 
     def evicted(self, batch: Batch, now: float) -> list[OutboxRow]:
@@ -158,16 +172,24 @@ class RefCounts:
             if chunk in self._counts or self.evictions.is_waiting(chunk)
         ]
         for chunk, owed in self.evictions.drop(batch, stale).items():
-            if chunk not in self._counts:
-                continue  # it waits under a newer row of its own
-            if self._is_durable(chunk):
-                obsolete.append((chunk, owed.generation))
-            else:
-                self._owed.setdefault(chunk, owed)
+            if chunk in self._counts:  # else it waits under a newer row of its own
+                self._owe(chunk, owed)
+                self._drop_if_durable(chunk, obsolete)
         return obsolete
 
-    def _is_durable(self, chunk: ChunkHash) -> bool:
-        return self._counts.get(chunk, 0) > self._provisional.get(chunk, 0)
+    def _owe(self, chunk: ChunkHash, owed: Owed) -> None:
+        """Remember a row; a chunk has one, and the latest commit that wrote it counts."""
+        known = self._owed.get(chunk)
+        if known is None or known.generation <= owed.generation:
+            self._owed[chunk] = owed
+
+    def _drop_if_durable(self, chunk: ChunkHash, obsolete: list[OutboxRow]) -> None:
+        """Let a row go if somebody holds the chunk, on disk, and is not about to let go."""
+        if chunk not in self._owed:
+            return
+        unsure = self._provisional.get(chunk, 0) + self._leaving.get(chunk, 0)
+        if self._counts.get(chunk, 0) > unsure:
+            obsolete.append((chunk, self._owed.pop(chunk).generation))
 
     def _decrement(self, chunk: ChunkHash) -> int:
         left = self._counts[chunk] - 1
@@ -177,9 +199,11 @@ class RefCounts:
             del self._counts[chunk]
         return left
 
-    def _less_provisional(self, chunk: ChunkHash) -> None:
-        left = self._provisional[chunk] - 1
-        if left:
-            self._provisional[chunk] = left
-        else:
-            del self._provisional[chunk]
+
+def _less(counter: Counter[ChunkHash], chunk: ChunkHash) -> None:
+    """Count one down, and keep no zeros."""
+    left = counter[chunk] - 1
+    if left:
+        counter[chunk] = left
+    else:
+        del counter[chunk]

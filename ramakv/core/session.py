@@ -153,9 +153,8 @@ def reopen(state: SessionState) -> SessionState:
     return replace(state, closed_ms=None)
 
 
-def fork(state: SessionState, fork_id: int, opened_ms: int) -> Step:
-    """Take one more reference on each chunk of the present map, under a fork of its own."""
-    opened = Fork(fork_id, state.references, opened_ms)
+def fork(state: SessionState, opened: Fork) -> Step:
+    """Take one more reference on each chunk of a fork."""
     return Step(replace(state, forks=(*state.forks, opened)), acquire=opened.chunks)
 
 

@@ -56,8 +56,8 @@ CREATE TABLE IF NOT EXISTS outbox (
     dead_reason TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS set_aside (
-    kind TEXT NOT NULL,
-    key TEXT NOT NULL,
+    table_name TEXT NOT NULL,
+    key TEXT,
     content TEXT,
     reason TEXT NOT NULL
 );
@@ -88,6 +88,7 @@ class Database:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             lock = _take_lock(path)
+            path.touch(mode=0o600)
         except OSError as error:
             raise StoreReadOnlyError(
                 f"cannot create {path} or its folder: {error.strerror}; "

@@ -29,7 +29,7 @@ LEFT JOIN closed ON closed.session_id = sessions.session_id
 """
 
 _ROWLESS = """
-SELECT ids.session_id, closed_ms
+SELECT CAST(ids.session_id AS BLOB), closed_ms
 FROM (SELECT session_id FROM forks UNION SELECT session_id FROM closed) AS ids
 LEFT JOIN closed ON closed.session_id = ids.session_id
 WHERE ids.session_id NOT IN (SELECT session_id FROM sessions WHERE session_id IS NOT NULL)
@@ -51,7 +51,7 @@ class StoredSession(NamedTuple):
 class SetAside(NamedTuple):
     """A row that could not be read: it is kept in a table of its own, out of the way."""
 
-    kind: str
+    table: str
     key: str
     reason: str
 
@@ -85,52 +85,76 @@ class Recovery:
         try:
             found = _stored_session(row, ())
         except StoreFormatError as error:
-            self._put_aside("session", "sessions", row[0], _printable(row[1]), error)
+            self._put_aside("sessions", "session_id, map_json", "rowid = ?", row[0], row[1], error)
             return None
         forks = self._forks.get(found.state.session_id, ())
         return StoredSession(replace(found.state, forks=tuple(forks)), found.updated_ms)
 
     def _rowless(self) -> list[StoredSession]:
         """Sessions without a row that have open forks, or were closed moments ago."""
-        rows = self._database.connection.execute(_ROWLESS).fetchall()
-        return [
-            StoredSession(
-                SessionState(
-                    session_id,
-                    forks=tuple(self._forks.get(session_id, ())),
-                    closed_ms=closed_ms,
-                ),
-                0,
-            )
-            for session_id, closed_ms in rows
-        ]
+        sessions = []
+        for key, closed_ms in self._database.connection.execute(_ROWLESS).fetchall():
+            try:
+                session_id = _text(key)
+            except StoreFormatError as error:
+                where = "CAST(session_id AS BLOB) = ?"
+                self._put_aside("closed", "session_id, closed_ms", where, key, key, error)
+                continue
+            forks = tuple(self._forks.get(session_id, ()))
+            state = SessionState(session_id, forks=forks, closed_ms=closed_ms)
+            sessions.append(StoredSession(state, 0))
+        return sessions
 
     def _read_forks(self) -> dict[str, list[Fork]]:
         forks: dict[str, list[Fork]] = defaultdict(list)
         rows = self._database.connection.execute(
-            "SELECT fork_id, session_id, CAST(map_json AS BLOB), opened_ms FROM forks "
-            "ORDER BY fork_id"
+            "SELECT fork_id, CAST(session_id AS BLOB), CAST(map_json AS BLOB), opened_ms "
+            "FROM forks ORDER BY fork_id"
         ).fetchall()
-        for fork_id, session_id, map_json, opened_ms in rows:
+        for fork_id, key, map_json, opened_ms in rows:
             try:
-                forks[session_id].append(Fork(fork_id, read_map(map_json), int(opened_ms)))
+                forks[_text(key)].append(Fork(fork_id, read_map(map_json), int(opened_ms)))
             except (StoreFormatError, ValueError) as error:
-                self._put_aside("fork", "forks", fork_id, str(fork_id), error)
+                self._put_aside("forks", "fork_id, map_json", "rowid = ?", fork_id, fork_id, error)
         return forks
 
-    def _put_aside(self, kind: str, table: str, rowid: object, key: str, error: Exception) -> None:
-        self.set_aside.append(SetAside(kind, key, str(error)))
-        id_column = "session_id" if table == "sessions" else "fork_id"
+    def outbox(self) -> tuple[list[tuple[str, Owed]], list[OutboxRow]]:
+        """Rows of the outbox: those that are owed, and the dead letters. Raises StoreError."""
+        owed: list[tuple[str, Owed]] = []
+        dead: list[OutboxRow] = []
+        with mapped_errors(self._database.path):
+            rows = self._database.connection.execute(
+                "SELECT CAST(chunk_hash AS BLOB), generation, scope, dead_reason IS NOT NULL "
+                "FROM outbox"
+            ).fetchall()
+        for key, generation, scope, is_dead in rows:
+            try:
+                chunk = _text(key)
+            except StoreFormatError as error:
+                where = "CAST(chunk_hash AS BLOB) = ?"
+                self._put_aside("outbox", "chunk_hash, scope", where, key, key, error)
+                continue
+            if is_dead:
+                dead.append((chunk, generation))
+            else:
+                owed.append((chunk, Owed(generation, _scope(scope))))
+        return owed, dead
+
+    def _put_aside(
+        self, table: str, columns: str, where: str, which: object, key: object, error: Exception
+    ) -> None:
+        """Move a row (its key and content) to `set_aside`."""
+        self.set_aside.append(SetAside(table, _printable(key), str(error)))
+        move = (
+            f"INSERT INTO set_aside SELECT '{table}', {columns}, ? "  # noqa: S608
+            f"FROM {table} WHERE {where}"
+        )
         try:
             with mapped_errors(self._database.path), self._database.transaction():
+                self._database.connection.execute(move, (str(error), which))
                 self._database.connection.execute(
-                    f"INSERT INTO set_aside SELECT ?, {id_column}, map_json, ? "  # noqa: S608
-                    f"FROM {table} WHERE rowid = ?",
-                    (kind, str(error), rowid),
-                )
-                self._database.connection.execute(
-                    f"DELETE FROM {table} WHERE rowid = ?",  # noqa: S608
-                    (rowid,),
+                    f"DELETE FROM {table} WHERE {where}",  # noqa: S608
+                    (which,),
                 )
         except StoreError:
             pass  # no space to move it: it stays where it is, and is reported again next time
@@ -155,16 +179,6 @@ def load_session(database: Database, session_id: str) -> SessionState:
     return _stored_session(row, forks).state
 
 
-def load_outbox(database: Database) -> tuple[list[tuple[str, Owed]], list[OutboxRow]]:
-    """Rows of the outbox: those that are owed, and the dead letters. Raises StoreError."""
-    with mapped_errors(database.path):
-        rows = database.connection.execute(
-            "SELECT chunk_hash, generation, scope, dead_reason FROM outbox"
-        ).fetchall()
-    owed = [(row[0], Owed(row[1], _scope(row[2]))) for row in rows if row[3] is None]
-    return owed, [(row[0], row[1]) for row in rows if row[3] is not None]
-
-
 def unreadable_maps(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, str]]:
     """Keys of the rows of `sessions` or `forks` whose map cannot be read, and why."""
     key = "session_id" if table == "sessions" else "fork_id"
@@ -183,14 +197,8 @@ def _stored_session(row: Sequence[object], forks: tuple[Fork, ...]) -> StoredSes
     _, session_id, map_json, turn_count, suspended, seq, updated_ms, pinned, closed_ms = row
     if not isinstance(turn_count, int) or not isinstance(seq, int | None):
         raise StoreFormatError("turn_count or seq is not an integer")
-    if not isinstance(session_id, bytes) or not session_id:
-        raise StoreFormatError("session_id is empty")
-    try:
-        text = session_id.decode()
-    except UnicodeDecodeError as error:
-        raise StoreFormatError(f"session_id is not UTF-8: {error}") from error
     state = SessionState(
-        text,
+        _text(session_id),
         status=Status.SUSPENDED if suspended else Status.ACTIVE,
         chunk_map=read_map(map_json),
         turn_count=turn_count,
@@ -209,6 +217,15 @@ def read_map(map_json: object) -> ChunkMap:
     except (msgspec.DecodeError, TypeError, UnicodeError, RecursionError) as error:
         raise StoreFormatError(f"map_json cannot be read: {error}") from error
     return tuple(found)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, bytes) or not value:
+        raise StoreFormatError("its key is empty")
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise StoreFormatError(f"its key is not UTF-8: {error}") from error
 
 
 def _scope(text: str) -> Scope:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from ramakv.core.chunks import ChunkMap
-from ramakv.core.evictions import Owed, Scope
+from ramakv.core.evictions import Scope
 from ramakv.core.refcounts import OutboxRow
-from ramakv.core.session import SessionState, Status
+from ramakv.core.session import Fork, SessionState, Status
 from ramakv.store.database import Database, mapped_errors
-from ramakv.store.rows import Recovery, load_outbox, load_session
+from ramakv.store.rows import Recovery, load_session
 
 _encode_map = msgspec.json.Encoder().encode
 
@@ -40,6 +40,15 @@ class SessionWrite:
     outbox: ChunkMap
     scope: Scope
     now_ms: int
+    parents_fork: ParentsFork | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParentsFork:
+    """A fork of another session, stored with the child that begins with its map."""
+
+    session_id: str
+    fork: Fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +99,6 @@ class Store:
         """Read everything at start."""
         return Recovery(self.database)
 
-    def outbox(self) -> tuple[list[tuple[str, Owed]], list[OutboxRow]]:
-        """Evictions that are owed, and dead letters."""
-        return load_outbox(self.database)
-
     def commit(self, writes: Sequence[Write]) -> int:
         """Apply writes in one transaction; returns its generation, which grows with each."""
         generation = self._generation + 1
@@ -137,6 +142,8 @@ class Store:
             self._db.execute("DELETE FROM closed WHERE session_id = ?", key)
         if after.forks != before.forks:
             self._write_forks(before, after)
+        if write.parents_fork is not None:
+            self._insert_forks(write.parents_fork.session_id, [write.parents_fork.fork])
         if write.outbox:
             self._db.executemany(
                 _OWE, [(chunk, generation, write.scope.value) for chunk in write.outbox]
@@ -148,17 +155,16 @@ class Store:
         self._db.executemany(
             "DELETE FROM forks WHERE fork_id = ?", [(gone,) for gone in known - kept]
         )
+        self._insert_forks(
+            after.session_id, [fork for fork in after.forks if fork.fork_id not in known]
+        )
+
+    def _insert_forks(self, session_id: str, forks: Sequence[Fork]) -> None:
         self._db.executemany(
             "INSERT INTO forks VALUES (?, ?, ?, ?)",
             [
-                (
-                    fork.fork_id,
-                    after.session_id,
-                    _encode_map(fork.chunks).decode(),
-                    fork.opened_ms,
-                )
-                for fork in after.forks
-                if fork.fork_id not in known
+                (fork.fork_id, session_id, _encode_map(fork.chunks).decode(), fork.opened_ms)
+                for fork in forks
             ],
         )
 

@@ -225,6 +225,8 @@ def _headers_of(error: EventError) -> Headers:
         return [(b"retry-after", b"%d" % error.retry_after_seconds)]
     if isinstance(error, MethodNotAllowedError):
         return [(b"allow", b"POST")]
+    if isinstance(error, UnauthorizedError):
+        return [(b"www-authenticate", b"Bearer")]
     return []
 
 
