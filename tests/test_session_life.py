@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -272,15 +273,17 @@ async def test_sessions_that_close_together_leave_what_they_owe_for_the_next_sta
     assert lmcache.evicted() == ["shared"]
 
 
-async def test_numbers_that_no_json_writer_takes_cost_a_debug_file_and_nothing_else(
-    tmp_path: Path, autojump_clock: MockClock
+@pytest.mark.parametrize("message", [10**30, 1e308, [[[[]]]], "\u0000"])
+async def test_a_debug_file_takes_whatever_json_can_say(
+    tmp_path: Path, autojump_clock: MockClock, message: Any
 ) -> None:
     async with open_agent(tmp_path, debug_enabled=True) as agent:
-        strange = await agent.turn_end("s", "a", debug_context={"messages": [10**30]})
-        assert (strange["chunk_count"], strange["debug_written"]) == (1, False)
-        plain = await agent.turn_end("s", "a", debug_context={"messages": ["hi"]})
-        assert plain["debug_written"]
-        assert (tmp_path / "debug" / "kvcache_debug_s_2.json").stat().st_mode & 0o777 == 0o600
+        answer = await agent.turn_end("s/../s", "a", debug_context={"messages": [message]})
+        assert answer["debug_written"]
+        (written,) = (tmp_path / "debug").iterdir()
+        assert written.name == "kvcache_debug_s____s_1.json"
+        assert written.stat().st_mode & 0o777 == 0o600
+        assert msgspec.json.decode(written.read_bytes())["messages"] == [message]
 
 
 async def test_a_full_mailbox_pushes_back(tmp_path: Path, autojump_clock: MockClock) -> None:
