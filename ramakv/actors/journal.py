@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import structlog
@@ -11,6 +13,7 @@ import trio
 
 from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.config import Store as StoreConfig
+from ramakv.core.chunks import ChunkHash
 from ramakv.core.session import SessionState
 from ramakv.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from ramakv.store.store import Bookkeeping, SessionWrite, Store, Write
@@ -21,8 +24,11 @@ T = TypeVar("T")
 RunSync = Callable[..., Coroutine[Any, Any, Any]]
 """Runs a synchronous function: `trio.to_thread.run_sync`, or a stand-in of its shape."""
 
-_BOOKKEEPING_WAITS_MAX = 16
-"""Failed bookkeeping writes that are merged and tried again with the next commit."""
+_BOOKS_SECONDS = 1.0
+_BOOKS_ROWS_MAX = 2000
+"""How long, and how much, bookkeeping waits for a commit to go with."""
+_BOOKS_ROWS_KEPT = 200_000
+_BOOKS_OTHERS_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class Journal:
         self._mailbox: Mailbox[Message] = Mailbox(
             config.mailbox_commits_max, "the store is behind with its commits; try again"
         )
-        self._unwritten: list[Bookkeeping] = []
+        self._books = _Books()
         self._failing = False
         self.commits = 0
         self.transactions = 0
@@ -88,15 +94,18 @@ class Journal:
         """Serve the mailbox until it is closed."""
         task_status.started()
         try:
-            async for first in self._mailbox:
-                group: list[Message] = [first]
-                while len(group) < self._config.group_commits_max:
-                    message = self._mailbox.get_nowait()
-                    if message is None:
+            while True:
+                group: list[Message] = []
+                with trio.move_on_at(self._books.due):
+                    if (first := await self._mailbox.get()) is None:
+                        break
+                    group.append(first)
+                while 0 < len(group) < self._config.group_commits_max:
+                    if (message := self._mailbox.get_nowait()) is None:
                         break
                     group.append(message)
                 await self._serve(group)
-            if self._unwritten:
+            if self._books:
                 await self._write([])
         finally:
             # The thread cannot be interrupted: a cancelled daemon, too, closes its database.
@@ -117,23 +126,29 @@ class Journal:
 
     async def _serve(self, group: list[Message]) -> None:
         """Write a group, then answer its loads: a load sees the commits handed in before it."""
-        commits = [message for message in group if isinstance(message, Commit)]
-        self._unwritten += [message for message in group if isinstance(message, Bookkeeping)]
-        if commits or self._unwritten:
+        now = trio.current_time()
+        commits = []
+        for message in group:
+            if isinstance(message, Commit):
+                commits.append(message)
+            elif isinstance(message, Bookkeeping):
+                self._books.add(message, now)
+        if commits or self._books.due <= now:
             await self._write(commits)
         for message in group:
             if isinstance(message, Load):
                 await self._load(message)
 
     async def _write(self, commits: list[Commit]) -> None:
-        writes: list[Write] = [commit.write for commit in commits]
+        writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]
         try:
-            generation = await self._call(self._store.commit, [*self._unwritten, *writes])
+            generation = await self._call(self._store.commit, writes)
         except StoreError as error:
             await self._write_one_by_one(commits, error)
+            self._books.postpone(trio.current_time())
             return
         self._wrote(len(commits))
-        self._unwritten = []
+        self._books = _Books()
         for commit in commits:
             commit.reply.set(generation)
 
@@ -143,7 +158,6 @@ class Journal:
         if isinstance(error, StoreFullError | StoreBusyError | StoreReadOnlyError):
             for commit in commits:  # no write can be made now: do not try each, and wait for each
                 commit.reply.fail(error)
-            self._merge_unwritten()
             return
         for commit in commits:
             try:
@@ -151,14 +165,6 @@ class Journal:
                 self._wrote(1)
             except StoreError as own_error:
                 commit.reply.fail(own_error)
-        self._merge_unwritten()
-
-    def _merge_unwritten(self) -> None:
-        """Keep bookkeeping for the next group. Losing it would only repeat an evict; cap it."""
-        if len(self._unwritten) > _BOOKKEEPING_WAITS_MAX:
-            obsolete = [row for write in self._unwritten for row in write.obsolete]
-            kept = [write for write in self._unwritten if write.dead or write.reopened]
-            self._unwritten = [Bookkeeping(obsolete=obsolete), *kept[-_BOOKKEEPING_WAITS_MAX:]]
 
     async def _load(self, message: Load) -> None:
         try:
@@ -182,3 +188,41 @@ class Journal:
         if not self._failing:
             self._failing = True
             log.error("the store cannot commit; events are refused until it can", cause=str(error))
+
+
+class _Books:
+    """Bookkeeping that waits for a commit to go with, merged.
+
+    Nobody waits for it, and an fsync of its own would be a waste; but it is due in the end.
+    What does not fit is dropped: it is the oldest, and costs no more than an evict repeated
+    after the next start.
+    """
+
+    def __init__(self) -> None:
+        self.due = math.inf
+        self._obsolete: dict[ChunkHash, int] = {}
+        self._others: deque[Bookkeeping] = deque(maxlen=_BOOKS_OTHERS_KEPT)
+
+    def __bool__(self) -> bool:
+        return bool(self._obsolete or self._others)
+
+    def add(self, books: Bookkeeping, now: float) -> None:
+        """Take books in; those that are more than obsolete rows are due at once."""
+        for chunk, generation in books.obsolete:
+            self._obsolete[chunk] = max(generation, self._obsolete.get(chunk, generation))
+        while len(self._obsolete) > _BOOKS_ROWS_KEPT:
+            del self._obsolete[next(iter(self._obsolete))]
+        more = books.dead or books.reopened or books.forget_closed_before_ms is not None
+        if more:
+            self._others.append(replace(books, obsolete=()))
+        if more or len(self._obsolete) == _BOOKS_ROWS_MAX:
+            self.due = now
+        self.due = min(self.due, now + _BOOKS_SECONDS)
+
+    def writes(self) -> list[Bookkeeping]:
+        """What is to be written."""
+        return [Bookkeeping(obsolete=list(self._obsolete.items())), *self._others] if self else []
+
+    def postpone(self, now: float) -> None:
+        """Try again a while after a failure."""
+        self.due = now + _BOOKS_SECONDS if self else math.inf

@@ -81,6 +81,13 @@ class Mailbox(Generic[T]):
         except trio.WouldBlock:
             raise MailboxFullError(self._full_message) from None
 
+    async def get(self) -> T | None:
+        """Wait for the next message; None when the mailbox is closed and empty."""
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            return None
+
     def __aiter__(self) -> AsyncIterator[T]:
         """Messages in their order, until the mailbox is closed and empty."""
         return self._receive
