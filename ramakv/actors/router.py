@@ -28,7 +28,8 @@ from ramakv.actors.requests import (
     Request,
     Restore,
 )
-from ramakv.actors.session import SessionActor, Surroundings, fork_owner
+from ramakv.actors.session import SessionActor, fork_owner
+from ramakv.actors.surroundings import Surroundings
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState, Status

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
 from ramakv import events
-from ramakv.actors.backend import BackendActor
-from ramakv.actors.debug_files import DebugFiles
-from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Mailbox, Reply
-from ramakv.actors.refcount import Owner, RefcountActor
+from ramakv.actors.refcount import Owner
 from ramakv.actors.requests import (
     AdoptFork,
     Ask,
@@ -29,7 +23,8 @@ from ramakv.actors.requests import (
     Request,
     Restore,
 )
-from ramakv.config import HOT_LOCATION, Config
+from ramakv.actors.surroundings import Surroundings
+from ramakv.config import HOT_LOCATION
 from ramakv.core import session as rules
 from ramakv.core.chunks import ChunkMap, distinct
 from ramakv.core.session import Fork, SessionState, Status, Step
@@ -46,36 +41,6 @@ log = structlog.get_logger("ramakv.session")
 
 SUSPEND_LOCATIONS = (HOT_LOCATION,)
 """Where a suspend evicts from: a restore brings the chunks back from the slower tiers."""
-
-
-class Home(Protocol):
-    """The router, as far as a session knows it. All of it is synchronous."""
-
-    def new_fork_id(self) -> int:
-        """A number that no fork ever had."""
-
-    def state_changed(self, state: SessionState) -> None:
-        """Note what became of a session, after it is durable."""
-
-    def retire(self, actor: SessionActor) -> None:
-        """End an idle actor: its next event starts another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every session actor works with."""
-
-    config: Config
-    home: Home
-    refcount: RefcountActor
-    journal: Journal
-    backend: BackendActor
-    debug_files: DebugFiles | None
-    wall_clock: Callable[[], float] = time.time
-
-    def now_ms(self) -> int:
-        """Wall-clock time for the store."""
-        return int(self.wall_clock() * 1000)
 
 
 class SessionActor:
