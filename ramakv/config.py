@@ -29,8 +29,8 @@ HOT_LOCATION = "LocalCPUBackend"
 """Name of LMCache's hot tier, the only one that a suspend touches."""
 
 Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-SecondsOrOff = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+SecondsOrOff = Annotated[float, Meta(ge=0, le=1e9)]
 """A duration that 0 switches off."""
 Locations = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
 

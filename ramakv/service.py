@@ -124,10 +124,10 @@ async def open_service(
             backend,
             debug_files,
             first_fork_id=first_fork_id,
-            wall_clock=wall_clock,
+            clock_offset=wall_clock() - trio.current_time(),
         )
-        for stored in sessions:
-            router.admit(stored)
+        while sessions:  # emptied: with many sessions this is much to keep for nothing
+            router.admit(sessions.pop())
         # The order of draining, read from below: events stop, sessions finish what they have,
         # their releases are counted, evicts that can leave do, and the journal writes it all.
         for actor in (journal, backend, refcount, router):

@@ -127,3 +127,23 @@ def test_withdrawing_empties_a_retry_without_a_trace() -> None:
     assert queue.withdraw("b") == Owed(1, Scope.RELEASE)
     assert queue.withdraw("b") is None
     assert (queue.take(100.0), queue.next_due(100.0)) == (None, math.inf)
+
+
+def test_an_outage_is_no_refusal() -> None:
+    queue = make_queue("a")
+    now = 10.0
+    for _ in range(10):
+        batch = queue.take(now)
+        assert batch is not None
+        queue.retry(batch, now)
+        now = queue.next_due(now)
+    refusals = 0
+    dead = None
+    while dead is None:
+        batch = queue.take(now)
+        assert batch is not None
+        queue.succeeded(now)
+        refusals += 1
+        dead = queue.halve(batch, now)
+        now = max(now, min(queue.next_due(now), 1e6))
+    assert refusals == POLICY.tries_max

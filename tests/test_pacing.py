@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from ramakv.core.breaker import Breaker, BreakerState
+from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.pacing import TokenBucket, backoff_seconds
 
 
@@ -64,21 +64,21 @@ def test_backoff_grows_to_its_ceiling_and_is_jittered(tries: int, luck: float) -
 def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
     breaker = Breaker(failures_max=3, open_seconds=5.0)
     for _ in range(2):
-        assert not breaker.failure(0.0)
+        assert not breaker.failure(0.0, Permit.CALL)
     breaker.success()
-    assert [breaker.failure(0.0) for _ in range(3)] == [False, False, True]
+    assert [breaker.failure(0.0, Permit.CALL) for _ in range(3)] == [False, False, True]
     assert breaker.state is BreakerState.OPEN
     assert not breaker.allow(4.9)
 
 
 def test_an_open_breaker_lets_one_probe_pass() -> None:
     breaker = Breaker(failures_max=1, open_seconds=5.0)
-    breaker.failure(0.0)
+    breaker.failure(0.0, Permit.CALL)
     assert breaker.probe_at() == 5.0
     assert breaker.allow(5.0)
     assert (breaker.state, breaker.allow(5.0), breaker.probe_at()) == (
         BreakerState.HALF_OPEN,
-        False,
+        None,
         math.inf,
     )
     assert breaker.success()
@@ -88,15 +88,19 @@ def test_an_open_breaker_lets_one_probe_pass() -> None:
 @pytest.mark.parametrize("outcome", ["failure", "unknown"])
 def test_a_probe_that_brings_nothing_leaves_the_breaker_open(outcome: str) -> None:
     breaker = Breaker(failures_max=1, open_seconds=5.0)
-    breaker.failure(0.0)
-    breaker.allow(5.0)
-    breaker.failure(6.0) if outcome == "failure" else breaker.unknown()
+    breaker.failure(0.0, Permit.CALL)
+    probe = breaker.allow(5.0)
+    assert probe is Permit.PROBE
+    breaker.failure(6.0, probe) if outcome == "failure" else breaker.unknown(probe)
     assert breaker.state is BreakerState.OPEN
     assert breaker.probe_at() == (11.0 if outcome == "failure" else 5.0)
 
 
 def test_a_failure_of_a_call_that_left_before_does_not_push_the_probe_away() -> None:
     breaker = Breaker(failures_max=1, open_seconds=5.0)
-    breaker.failure(0.0)
-    breaker.failure(4.0)
+    breaker.failure(0.0, Permit.CALL)
+    breaker.failure(4.0, Permit.CALL)
     assert breaker.probe_at() == 5.0
+    assert breaker.allow(5.0) is Permit.PROBE
+    breaker.failure(6.0, Permit.CALL)
+    assert breaker.allow(20.0) is None, "the probe is still under way"

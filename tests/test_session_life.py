@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ramakv.actors.session import SessionActor
+from ramakv.actors.steps import Steps
 from ramakv.errors import (
     ConflictError,
     InternalError,
@@ -18,8 +19,9 @@ from ramakv.errors import (
     StoreFullError,
     UnavailableError,
 )
+from ramakv.service import open_service
 from ramakv.store.store import Store
-from tests.fakes import FakeLMCache, open_agent, outage
+from tests.fakes import Agent, FakeLMCache, make_config, open_agent, outage, run_inline
 
 
 async def test_an_idle_actor_is_passivated_and_comes_back_with_its_next_event(
@@ -181,13 +183,13 @@ async def test_a_crash_in_the_middle_of_a_step_leaves_the_counts_right(
         if moment == "before the commit":
             monkeypatch.setattr(agent.service.journal, "commit", crash)
         else:
-            real = SessionActor._finish
+            real = Steps.finish
 
-            async def finish(self: SessionActor, pending: Any) -> int:
+            async def finish(self: Steps, pending: Any) -> int:
                 await crash()
                 return await real(self, pending)
 
-            monkeypatch.setattr(SessionActor, "_finish", finish)
+            monkeypatch.setattr(Steps, "finish", finish)
         with pytest.raises(InternalError):
             await agent.turn_end("s", "b", "c")
         await wait_all_tasks_blocked()
@@ -364,3 +366,52 @@ async def test_a_crash_of_a_part_that_all_depend_on_ends_the_service(
     monkeypatch.undo()
     async with open_agent(tmp_path) as agent:
         assert agent.counts() in ({"a": 1}, {"b": 1})
+
+
+async def test_a_clock_that_is_set_moves_no_age(tmp_path: Path, autojump_clock: MockClock) -> None:
+    wall = 1.7e9
+    async with open_service(
+        make_config(tmp_path),
+        client=FakeLMCache(),
+        run_sync=run_inline,
+        wall_clock=lambda: wall + trio.current_time(),
+    ) as service:
+        agent = Agent(service)
+        await agent.turn_end("s", "x")
+        await agent.send("session_fork", "s")
+        await agent.turn_end("s", "y")
+        await agent.turn_end("t", "z")
+        await agent.send("session_close", "t")
+        wall += 10 * 86_400
+        await trio.sleep(61)
+        assert agent.counts() == {"x": 1, "y": 1}, "the fork is a minute old"
+        wall -= 20 * 86_400
+        await agent.turn_end("t", "z")
+
+
+async def test_an_event_on_its_way_keeps_its_session_awake(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path, sessions__passivate_seconds=1.0) as agent:
+        await agent.turn_end("s", "a")
+        await trio.sleep(0.95)
+        place = agent.service.router._places["s"]
+        actor = place.actor
+        assert actor is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(agent.turn_end, "s", "b")
+            while actor.is_idle:
+                await trio.lowlevel.checkpoint()
+            place.last_event = -100.0
+            await agent.service.router.sweep()
+            assert place.actor is actor
+        assert agent.counts() == {"b": 1}
+
+
+async def test_a_full_house_still_answers_what_needs_no_room(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path, limits__sessions_max=1) as agent:
+        await agent.turn_end("a", "x")
+        assert (await agent.send("turn_start", "unknown"))["prefetch_count"] == 0
+        assert (await agent.send("session_close", "unknown"))["closed"]

@@ -14,7 +14,7 @@ from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
 from ramakv.actors.refcount import RefcountActor
 from ramakv.config import Backend as BackendConfig
-from ramakv.core.breaker import Breaker, BreakerState
+from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
@@ -140,12 +140,10 @@ class BackendActor:
             now = trio.current_time()
             if self._may_send(now):
                 if (job := self._next_prefetch(now)) is not None:
-                    self._pass(now)
-                    await self._send_prefetch(job)
+                    await self._send_prefetch(job, self._pass(now))
                     continue
                 if (batch := self._next_evict(now)) is not None:
-                    self._pass(now)
-                    await self._send_evict(batch)
+                    await self._send_evict(batch, self._pass(now))
                     continue
             if self._closing:
                 return
@@ -156,11 +154,13 @@ class BackendActor:
         self._drop_late(now)
         return self._breaker.can_pass(now) and self._bucket.ready_at(now) <= now
 
-    def _pass(self, now: float) -> None:
-        passed = self._bucket.take(now) and self._breaker.allow(now)
-        assert passed
+    def _pass(self, now: float) -> Permit:
+        taken, permit = self._bucket.take(now), self._breaker.allow(now)
+        assert taken
+        assert permit is not None
         self.calls += 1
         self.wake()  # there may be more to send
+        return permit
 
     def _look_again_at(self, now: float) -> float:
         """When something may be sent that may not be now; a wake can come before."""
@@ -203,7 +203,7 @@ class BackendActor:
         job.accepted.set(accepted)
         self.wake()
 
-    async def _send_prefetch(self, job: Prefetch) -> None:
+    async def _send_prefetch(self, job: Prefetch, permit: Permit) -> None:
         """Send one prefetch, in parts if it is long, each after the one before: prefix order."""
         accepted = False
         size = self._config.chunks_per_call_max
@@ -218,7 +218,7 @@ class BackendActor:
             self._refcount.prefetch_succeeded(trio.current_time())
             self._answered()
         except BackendError as error:
-            self._judge(error, "prefetch")
+            self._judge(error, "prefetch", permit)
         finally:
             self._end_prefetch(job, accepted=accepted)
 
@@ -227,7 +227,7 @@ class BackendActor:
     def _next_evict(self, now: float) -> Batch | None:
         return self._refcount.take(now, self._prefetching, flush=self._closing)
 
-    async def _send_evict(self, batch: Batch) -> None:
+    async def _send_evict(self, batch: Batch, permit: Permit) -> None:
         chunks = list(batch.chunks)
         try:
             await self._client.evict(chunks, self._locations[batch.scope])
@@ -236,7 +236,7 @@ class BackendActor:
             books = self._refcount.evict_failed(
                 batch, trio.current_time(), str(error), rejected=rejected
             )
-            self._judge(error, "evict")
+            self._judge(error, "evict", permit)
             if books.dead:
                 log.error(
                     "LMCache keeps refusing to evict a chunk; it became a dead letter",
@@ -257,9 +257,9 @@ class BackendActor:
             log.info("LMCache answers again")
             self.wake()
 
-    def _judge(self, error: BackendError, call: str) -> None:
+    def _judge(self, error: BackendError, call: str, permit: Permit) -> None:
         if isinstance(error, BackendUnavailableError):
-            if self._breaker.failure(trio.current_time()):
+            if self._breaker.failure(trio.current_time(), permit):
                 log.warning(
                     "LMCache does not answer; prefetches are skipped and evictions wait",
                     call=call,

@@ -32,10 +32,14 @@ class Inherit:
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptFork:
-    """Take up a fork that the child has stored."""
+class EndPrepared:
+    """Take up a prepared fork, if the child has stored it, or let go of its chunks.
+
+    `stored` None: nobody knows, for the child's actor crashed.
+    """
 
     fork: Fork
+    stored: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class Expire:
     forks_opened_before_ms: int | None = None
 
 
-Request = events.SessionEvent | Restore | PrepareFork | Inherit | AdoptFork | ReadSnapshot | Expire
+Request = (
+    events.SessionEvent | Restore | PrepareFork | Inherit | EndPrepared | ReadSnapshot | Expire
+)
 
 
 @dataclass(slots=True, eq=False)

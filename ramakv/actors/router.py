@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import structlog
 import trio
@@ -14,10 +13,11 @@ from ramakv.actors.backend import BackendActor
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
+from ramakv.actors.places import Place
 from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.requests import (
-    AdoptFork,
     Ask,
+    EndPrepared,
     Expire,
     Inherit,
     Outcome,
@@ -28,12 +28,12 @@ from ramakv.actors.requests import (
     Request,
     Restore,
 )
-from ramakv.actors.session import SessionActor, fork_owner
+from ramakv.actors.session import SessionActor
 from ramakv.actors.surroundings import Surroundings
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
-from ramakv.core.session import SessionState, Status
-from ramakv.errors import UnavailableError
+from ramakv.core.session import SessionState, Status, is_remembered
+from ramakv.errors import InternalError, RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, ParentsFork
 
@@ -41,30 +41,6 @@ log = structlog.get_logger("ramakv.router")
 
 _SWEEP_SLICE = 1000
 """Sessions looked at between two checkpoints of a sweep."""
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """What the router knows of a session, whether it has an actor or not."""
-
-    session_id: str
-    status: Status = Status.UNKNOWN
-    last_event: float = 0.0
-    oldest_fork_ms: int | None = None
-    closed_ms: int | None = None
-    actor: SessionActor | None = None
-    is_unsure: bool = False
-    """Whether only the store knows: an actor crashed, maybe after a commit."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the store has nothing about this session."""
-        return not (
-            self.is_unsure
-            or self.status is not Status.UNKNOWN
-            or self.oldest_fork_ms is not None
-            or self.closed_ms is not None
-        )
 
 
 class Router:
@@ -83,7 +59,7 @@ class Router:
         debug_files: DebugFiles | None,
         *,
         first_fork_id: int,
-        wall_clock: Callable[[], float],
+        clock_offset: float,
     ) -> None:
         self._config = config
         self._backend = backend
@@ -94,7 +70,7 @@ class Router:
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
         self._around = Surroundings(
-            config, self, refcount, journal, backend, debug_files, wall_clock
+            config, self, refcount, journal, backend, debug_files, clock_offset
         )
 
     # At start ----------------------------------------------------------------------------
@@ -163,19 +139,40 @@ class Router:
         """Fork, and let a child begin with the fork's map: both in the child's transaction.
 
         The parent only holds the chunks meanwhile, so a commit that fails leaves nothing.
+        Once begun it is the router's own: whoever asked may go away.
         """
         prepared = await self._ask(event.session_id, PrepareFork())
         assert isinstance(prepared, Prepared)
-        fork, refcount = prepared.fork, self._around.refcount
+        reply: Reply[events.SessionForkData] = Reply()
+        assert self._nursery is not None
+        self._nursery.start_soon(self._finish_fork, event.session_id, child, prepared, reply)
+        return await reply.wait()
+
+    async def _finish_fork(
+        self,
+        parent: str,
+        child: str,
+        prepared: Prepared,
+        reply: Reply[events.SessionForkData],
+    ) -> None:
+        fork = prepared.fork
+        stored: bool | None = False
+        failure: RamakvError | None = None
         try:
-            parents_fork = ParentsFork(event.session_id, fork)
-            await self._ask(child, Inherit(parents_fork, prepared.chunk_map))
-        except Exception:
-            await refcount.undo(fork_owner(fork), fork.chunks)
-            raise
-        await refcount.keep(fork_owner(fork), fork.chunks)
-        await self._deliver(event.session_id, AdoptFork(fork))
-        return events.SessionForkData(forked=True, fork_id=fork.fork_id)
+            await self._ask(child, Inherit(ParentsFork(parent, fork), prepared.chunk_map))
+            stored = True
+        except InternalError as error:
+            stored, failure = None, error
+        except RamakvError as error:
+            failure = error
+        try:
+            await self._deliver(parent, EndPrepared(fork, stored))
+        except RamakvError as error:
+            failure = failure or error
+        if failure is not None:
+            reply.fail(failure)
+        else:
+            reply.set(events.SessionForkData(forked=True, fork_id=fork.fork_id))
 
     async def _await_prefetch(self, outcome: Prefetching) -> tuple[bool, bool]:
         """Wait for LMCache's acceptance, not longer than the bound: (sent, degraded)."""
@@ -204,7 +201,7 @@ class Router:
         ask = Ask(request, Reply())
         while True:
             try:
-                await self._awake(session_id).mailbox.put(ask)
+                await self._awake(session_id, request).deliver(ask)
                 break
             except trio.ClosedResourceError:
                 continue  # the actor went to sleep, or crashed, while its mailbox was full
@@ -212,17 +209,17 @@ class Router:
 
     def _post(self, session_id: str, ask: Ask) -> None:
         """Put a message into a session's mailbox; no await lies between that and finding it."""
-        actor = self._awake(session_id)
-        actor.mailbox.put_nowait(ask)
+        self._awake(session_id, ask.request).post(ask)
         self._places[session_id].last_event = trio.current_time()
 
-    def _awake(self, session_id: str) -> SessionActor:
+    def _awake(self, session_id: str, request: Request) -> SessionActor:
         """Find or start the session's actor."""
         if self._closing.is_set() or self._nursery is None:
             raise UnavailableError("the daemon is shutting down; nothing was changed")
         place = self._places.get(session_id)
         if place is None:
-            if len(self._places) >= self._config.limits.sessions_max:
+            creates = isinstance(request, events.TurnEnd | Restore | Inherit)
+            if creates and len(self._places) >= self._config.limits.sessions_max:
                 raise UnavailableError(
                     f"there are {len(self._places)} sessions already "
                     "(limits.sessions_max); close some, or try later"
@@ -331,15 +328,15 @@ class Router:
         """Do for one session what is due. Returns whether its close was forgotten."""
         sessions = self._config.sessions
         idle = now - place.last_event
-        if (expire := self._due(place, idle, now_ms)) is not None:
+        if (expire := place.due(sessions, idle, now_ms)) is not None:
             self._tell_expire(place, expire)
             return False
         if place.actor is not None:
             if idle >= sessions.passivate_seconds and place.actor.is_idle:
                 self.retire(place.actor)
             return False
-        if place.closed_ms is not None and (
-            now_ms - place.closed_ms >= sessions.closed_memory_seconds * 1000
+        if place.closed_ms is not None and not is_remembered(
+            place.closed_ms, now_ms, sessions.closed_memory_seconds
         ):
             place.closed_ms = None
             if place.is_empty:
@@ -347,29 +344,16 @@ class Router:
             return True
         return False
 
-    def _due(self, place: Place, idle: float, now_ms: int) -> Expire | None:
-        sessions = self._config.sessions
-        suspend = place.status is Status.ACTIVE and 0 < sessions.idle_suspend_seconds <= idle
-        close = place.status is Status.SUSPENDED and 0 < sessions.idle_close_seconds <= idle
-        before_ms: int | None = now_ms - int(sessions.fork_ttl_seconds * 1000)
-        if (
-            sessions.fork_ttl_seconds == 0
-            or place.oldest_fork_ms is None
-            or place.oldest_fork_ms >= now_ms - sessions.fork_ttl_seconds * 1000
-        ):
-            before_ms = None
-        if suspend or close or before_ms is not None:
-            return Expire(suspend=suspend, close=close, forks_opened_before_ms=before_ms)
-        return None
-
     def _tell_expire(self, place: Place, expire: Expire) -> None:
         """Have a session ended, as any other request; it does not count as an event."""
-        last_event = place.last_event
+        if place.expiry is not None and not place.expiry.is_set:
+            return  # it has not come to the last one yet
+        ask, last_event = Ask(expire, Reply()), place.last_event
         try:
-            self._post(place.session_id, Ask(expire, Reply()))
+            self._post(place.session_id, ask)
         except UnavailableError:
             return  # it has plenty to do; it is not abandoned
-        place.last_event = last_event
+        place.expiry, place.last_event = ask.reply, last_event
 
     def statistics(self) -> dict[str, int]:
         """Sessions known, active, and awake."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
 from ramakv import events
-from ramakv.actors.mailbox import Mailbox, Reply
+from ramakv.actors.mailbox import Mailbox
 from ramakv.actors.refcount import Owner
 from ramakv.actors.requests import (
-    AdoptFork,
     Ask,
+    EndPrepared,
     Expire,
     Inherit,
     Outcome,
@@ -23,6 +22,7 @@ from ramakv.actors.requests import (
     Request,
     Restore,
 )
+from ramakv.actors.steps import Steps
 from ramakv.actors.surroundings import Surroundings
 from ramakv.config import HOT_LOCATION
 from ramakv.core import session as rules
@@ -35,7 +35,7 @@ from ramakv.errors import (
     RamakvError,
     StoreError,
 )
-from ramakv.store.store import Bookkeeping, ParentsFork, SessionWrite
+from ramakv.store.store import Bookkeeping, ParentsFork
 
 log = structlog.get_logger("ramakv.session")
 
@@ -61,12 +61,28 @@ class SessionActor:
         self._state = state
         self._around = around
         self._current: Ask | None = None
-        self._pending: _Pending | None = None
+        self._steps = Steps(around, self._adopt_state)
+        self._unfinished = 0
+        self._prepared: set[int] = set()
 
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing to do, so that it can be passivated."""
-        return self._state is not None and self._current is None and not len(self.mailbox)
+        return self._state is not None and not self._unfinished and not self._prepared
+
+    def post(self, ask: Ask) -> None:
+        """Put a request in its mailbox. Raises MailboxFullError, or ClosedResourceError."""
+        self.mailbox.put_nowait(ask)
+        self._unfinished += 1
+
+    async def deliver(self, ask: Ask) -> None:
+        """Put a request in its mailbox, waiting for room. Raises ClosedResourceError."""
+        self._unfinished += 1
+        try:
+            await self.mailbox.put(ask)
+        except BaseException:
+            self._unfinished -= 1
+            raise
 
     async def run(self) -> None:
         """Serve the mailbox until it is closed."""
@@ -77,16 +93,16 @@ class SessionActor:
                 self._refuse_all(error)
                 return
         async for ask in self.mailbox:
-            if not ask.begin():
-                continue
-            self._current = ask
-            try:
-                ask.reply.set(await self._handle(ask.request))
-            except RamakvError as error:
-                ask.reply.fail(error)
-            self._current = None
-            if self._around.config.trace_events:
-                self._trace(ask)
+            if ask.begin():
+                self._current = ask
+                try:
+                    ask.reply.set(await self._handle(ask.request))
+                except RamakvError as error:
+                    ask.reply.fail(error)
+                self._current = None
+                if self._around.config.trace_events:
+                    self._trace(ask)
+            self._unfinished -= 1
             if self._known.holds_nothing and self.is_idle:
                 self._around.home.retire(self)
 
@@ -98,14 +114,7 @@ class SessionActor:
         self._refuse_all(
             InternalError(f"session '{self.session_id}' failed inside ramakv; see its log")
         )
-        if (pending := self._pending) is None:
-            return
-        if pending.sent:
-            with suppress(StoreError):
-                await self._finish(pending)
-        else:
-            step = pending.step
-            await self._around.refcount.undo(pending.owner, step.acquire, step.release)
+        await self._steps.recover()
 
     def _refuse_all(self, error: RamakvError) -> None:
         self.mailbox.close()
@@ -144,10 +153,8 @@ class SessionActor:
                 step = rules.restore(self._known, request.chunk_map, pin=False)
                 await self._apply(step, parents_fork=request.parents_fork)
                 return None
-            case AdoptFork():
-                if request.fork not in self._known.forks:  # it may have been loaded meanwhile
-                    forks = (*self._known.forks, request.fork)
-                    self._adopt_state(replace(self._known, forks=forks))
+            case EndPrepared():
+                await self._end_prepared(request.fork, request.stored)
                 return None
             case ReadSnapshot():
                 return self._snapshot()
@@ -241,7 +248,22 @@ class SessionActor:
     async def _prepare_fork(self) -> Prepared:
         fork = self._new_fork()
         await self._around.refcount.acquire(fork_owner(fork), fork.chunks)
+        self._prepared.add(fork.fork_id)
         return Prepared(fork, self._known.chunk_map)
+
+    async def _end_prepared(self, fork: Fork, stored: bool | None) -> None:
+        ours = fork.fork_id in self._prepared
+        self._prepared.discard(fork.fork_id)
+        if stored is None or (stored and not ours):
+            # Only the store knows; or this actor is a new one, and read it too early, maybe.
+            self._adopt_state(await self._around.journal.load(self.session_id))
+            stored = stored or fork in self._known.forks
+        elif stored:
+            self._adopt_state(replace(self._known, forks=(*self._known.forks, fork)))
+        if stored:
+            await self._around.refcount.keep(fork_owner(fork), fork.chunks)
+        else:
+            await self._around.refcount.undo(fork_owner(fork), fork.chunks)
 
     def _new_fork(self) -> Fork:
         state = self._known
@@ -252,13 +274,15 @@ class SessionActor:
         return Fork(self._around.home.new_fork_id(), state.references, self._around.now_ms())
 
     async def _fork_end(self, fork_id: int | None) -> events.SessionForkEndData:
-        step = rules.fork_end(self._known, fork_id)
-        evicted = await self._apply(step, Owner("fork", str(fork_id))) if step else 0
+        fork = rules.find_fork(self._known, fork_id)
+        evicted = 0
+        if fork is not None:
+            evicted = await self._apply(rules.fork_end(self._known, fork), fork_owner(fork))
         return events.SessionForkEndData(
             fork_end=True,
             evicted_count=evicted,
             backend_degraded=self._around.backend.is_degraded,
-            matched=step is not None,
+            matched=fork is not None,
         )
 
     async def _restore(self, request: Restore) -> Prefetching:
@@ -293,40 +317,9 @@ class SessionActor:
     async def _apply(
         self, step: Step, owner: Owner | None = None, parents_fork: ParentsFork | None = None
     ) -> int:
-        """Carry a step out: acquire, commit, adopt, release. Returns how many chunks were queued.
-
-        Raises StoreError: then the session is what it was before.
-        """
-        around = self._around
-        write = SessionWrite(
-            self._known, step.next, step.outbox, step.scope, around.now_ms(), parents_fork
-        )
-        pending = _Pending(step, owner or Owner("session", self.session_id))
-        await around.refcount.acquire(pending.owner, step.acquire, step.release)
-        self._pending = pending
-        await around.journal.commit(write, pending.committed)
-        pending.sent = True
-        return await self._finish(pending)
-
-    async def _finish(self, pending: _Pending) -> int:
-        """Wait for the commit of a step, and act on how it went."""
-        step, refcount = pending.step, self._around.refcount
-        try:
-            generation = await pending.committed.wait()
-        except StoreError:
-            self._pending = None
-            await refcount.undo(pending.owner, step.acquire, step.release)
-            raise
-        self._adopt_state(step.next)
-        self._pending = None
-        return await refcount.settle(
-            pending.owner,
-            acquired=step.acquire,
-            released=step.release,
-            forgotten=step.forget,
-            generation=generation,
-            scope=step.scope,
-        )
+        """Carry a step out; returns how many chunks were queued for eviction."""
+        owner = owner or Owner("session", self.session_id)
+        return await self._steps.carry_out(self._known, step, owner, parents_fork)
 
     def _adopt_state(self, state: SessionState) -> None:
         self._state = state
@@ -372,13 +365,3 @@ class SessionActor:
 def fork_owner(fork: Fork) -> Owner:
     """Who holds a fork's references."""
     return Owner("fork", str(fork.fork_id))
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A step between its acquire and its settle."""
-
-    step: Step
-    owner: Owner
-    committed: Reply[int] = field(default_factory=Reply)
-    sent: bool = False

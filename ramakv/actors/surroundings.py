@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import trio
 
 from ramakv.actors.backend import BackendActor
 from ramakv.actors.debug_files import DebugFiles
@@ -41,8 +41,9 @@ class Surroundings:
     journal: Journal
     backend: BackendActor
     debug_files: DebugFiles | None
-    wall_clock: Callable[[], float] = time.time
+    clock_offset: float
+    """Wall-clock time minus trio's, at start. A wall clock that is set later moves no age."""
 
     def now_ms(self) -> int:
-        """Wall-clock time for the store."""
-        return int(self.wall_clock() * 1000)
+        """Milliseconds since 1970, for the store."""
+        return int((trio.current_time() + self.clock_offset) * 1000)

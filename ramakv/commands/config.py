@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +47,5 @@ def as_toml(config: Config) -> Iterator[str]:
 
 
 def _toml_value(value: Any) -> str:
-    if value == math.inf:
-        return "inf"
     # JSON's strings, numbers, booleans and arrays are TOML's.
     return json.dumps(value, ensure_ascii=False)

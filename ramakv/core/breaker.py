@@ -15,11 +15,20 @@ class BreakerState(enum.StrEnum):
     HALF_OPEN = "half_open"
 
 
+class Permit(enum.Enum):
+    """How a call was let pass."""
+
+    CALL = enum.auto()
+    PROBE = enum.auto()
+
+
 @dataclass(slots=True)
 class Breaker:
     """Opens after `failures_max` failures in a row; after `open_seconds` one call probes.
 
-    Every call that `allow` let pass must end in `success`, `failure` or `unknown`.
+    Every call that `allow` let pass must end in `success`, `failure` or `unknown`, with what
+    `allow` returned of it: calls that left before the breaker opened end late, and say nothing
+    of the probe.
     """
 
     failures_max: int
@@ -35,14 +44,15 @@ class Breaker:
             return True
         return not self._probing and now >= self._probe_at
 
-    def allow(self, now: float) -> bool:
+    def allow(self, now: float) -> Permit | None:
         """Let a call pass, or not; a passed call of an open breaker is the probe."""
         if not self.can_pass(now):
-            return False
-        if self.state is not BreakerState.CLOSED:
-            self.state = BreakerState.HALF_OPEN
-            self._probing = True
-        return True
+            return None
+        if self.state is BreakerState.CLOSED:
+            return Permit.CALL
+        self.state = BreakerState.HALF_OPEN
+        self._probing = True
+        return Permit.PROBE
 
     def probe_at(self) -> float:
         """When the next probe may leave: `inf` while closed or while one is under way."""
@@ -59,21 +69,20 @@ class Breaker:
         self._probe_at = math.inf
         return closed_now
 
-    def failure(self, now: float) -> bool:
+    def failure(self, now: float, permit: Permit) -> bool:
         """Note that LMCache did not answer. Returns whether this opened the breaker."""
         self.failures += 1
         was_closed = self.state is BreakerState.CLOSED
         if was_closed and self.failures < self.failures_max:
             return False
-        if was_closed or self._probing:
-            # Calls that left before it opened and fail later do not push the probe away.
+        if was_closed or permit is Permit.PROBE:
             self._probe_at = now + self.open_seconds
-        self.state = BreakerState.OPEN
-        self._probing = False
+            self.state = BreakerState.OPEN
+            self._probing = False
         return was_closed
 
-    def unknown(self) -> None:
+    def unknown(self, permit: Permit) -> None:
         """Note that a call was given up before it said anything about LMCache."""
-        if self._probing:
+        if permit is Permit.PROBE:
             self.state = BreakerState.OPEN
             self._probing = False

@@ -52,6 +52,7 @@ class Batch:
     scope: Scope
     chunks: dict[ChunkHash, int]
     tries: int = 0
+    refusals: int = 0
     not_before: float = -math.inf
     refused_since: float | None = None
     """When a batch of this one chunk was first rejected."""
@@ -174,10 +175,10 @@ class EvictionQueue:
             return None
         if batch.refused_since is None:
             batch.refused_since = now
-        batch.tries += 1
-        if batch.tries >= self.policy.tries_max and self._last_success >= batch.refused_since:
+        batch.refusals += 1
+        if batch.refusals >= self.policy.tries_max and self._last_success >= batch.refused_since:
             return chunks[0][0]
-        self._push(batch, now + self._backoff(batch.tries))
+        self._push(batch, now + self._backoff(batch.refusals))
         return None
 
     def drop(self, batch: Batch, chunks: Iterable[ChunkHash]) -> dict[ChunkHash, Owed]:

@@ -79,7 +79,12 @@ def is_stale(state: SessionState, seq: int | None) -> bool:
 
 def was_just_closed(state: SessionState, now_ms: int, memory_seconds: float) -> bool:
     """Whether a turn_end that comes now is a late one of a life that has ended."""
-    return state.closed_ms is not None and now_ms - state.closed_ms < memory_seconds * 1000
+    return state.closed_ms is not None and is_remembered(state.closed_ms, now_ms, memory_seconds)
+
+
+def is_remembered(closed_ms: int, now_ms: int, memory_seconds: float) -> bool:
+    """Whether a close is recent; one in the future is from before the clock was set back."""
+    return 0 <= now_ms - closed_ms < memory_seconds * 1000
 
 
 def turn_end(state: SessionState, hashes: ChunkMap, seq: int | None) -> Step:
@@ -158,13 +163,14 @@ def fork(state: SessionState, opened: Fork) -> Step:
     return Step(replace(state, forks=(*state.forks, opened)), acquire=opened.chunks)
 
 
-def fork_end(state: SessionState, fork_id: int | None) -> Step | None:
-    """Release what a fork took: the given one, or the latest open; None where there is none."""
+def find_fork(state: SessionState, fork_id: int | None) -> Fork | None:
+    """Find an open fork: the given one, or the latest."""
     if fork_id is None:
-        ended = state.forks[-1] if state.forks else None
-    else:
-        ended = next((fork for fork in state.forks if fork.fork_id == fork_id), None)
-    if ended is None:
-        return None
-    left = tuple(fork for fork in state.forks if fork is not ended)
-    return Step(replace(state, forks=left), release=ended.chunks)
+        return max(state.forks, key=lambda fork: fork.fork_id, default=None)
+    return next((fork for fork in state.forks if fork.fork_id == fork_id), None)
+
+
+def fork_end(state: SessionState, fork: Fork) -> Step:
+    """Release what a fork took."""
+    left = tuple(other for other in state.forks if other is not fork)
+    return Step(replace(state, forks=left), release=fork.chunks)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 import msgspec
+import trio
 
 from ramakv.errors import BackendError, BackendRejectedError, BackendUnavailableError
 
@@ -65,6 +66,7 @@ class LMCacheClient:
         call_timeout_seconds: float,
         connections_max: int,
     ) -> None:
+        self._call_timeout_seconds = call_timeout_seconds
         self._http = httpx.AsyncClient(
             base_url=base_url,
             timeout=httpx.Timeout(
@@ -118,8 +120,14 @@ class LMCacheClient:
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         try:
-            response = await self._http.post(path, content=msgspec.json.encode(body))
+            # httpx's own timeouts are per read: a byte now and then would keep a call for ever.
+            with trio.fail_after(self._call_timeout_seconds):
+                response = await self._http.post(path, content=msgspec.json.encode(body))
             response.raise_for_status()
+        except trio.TooSlowError as error:
+            raise BackendUnavailableError(
+                f"{path}: no answer within {self._call_timeout_seconds:g} s"
+            ) from error
         except httpx.HTTPStatusError as error:
             raise _refusal(path, error) from error
         except httpx.TimeoutException as error:

@@ -1,0 +1,82 @@
+"""How a session's step is carried out, and what becomes of it when that breaks half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ramakv.actors.mailbox import Reply
+from ramakv.actors.refcount import Owner
+from ramakv.actors.surroundings import Surroundings
+from ramakv.core.session import SessionState, Step
+from ramakv.errors import StoreError
+from ramakv.store.store import ParentsFork, SessionWrite
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A step between its acquire and its settle."""
+
+    step: Step
+    owner: Owner
+    committed: Reply[int] = field(default_factory=Reply)
+    sent: bool = False
+
+
+class Steps:
+    """Carries out one session's steps, one at a time: acquire, commit, adopt, settle."""
+
+    def __init__(self, around: Surroundings, adopt: Callable[[SessionState], None]) -> None:
+        self._around = around
+        self._adopt = adopt
+        self._pending: _Pending | None = None
+
+    async def carry_out(
+        self, before: SessionState, step: Step, owner: Owner, parents_fork: ParentsFork | None
+    ) -> int:
+        """Make a step durable and adopt its state; returns how many chunks were queued.
+
+        Raises StoreError: then everything is what it was before.
+        """
+        around = self._around
+        write = SessionWrite(
+            before, step.next, step.outbox, step.scope, around.now_ms(), parents_fork
+        )
+        pending = _Pending(step, owner)
+        await around.refcount.acquire(owner, step.acquire, step.release)
+        self._pending = pending
+        await around.journal.commit(write, pending.committed)
+        pending.sent = True
+        return await self.finish(pending)
+
+    async def finish(self, pending: _Pending) -> int:
+        """Wait for the commit of a step, and act on how it went."""
+        step, refcount = pending.step, self._around.refcount
+        try:
+            generation = await pending.committed.wait()
+        except StoreError:
+            self._pending = None
+            await refcount.undo(pending.owner, step.acquire, step.release)
+            raise
+        self._adopt(step.next)
+        self._pending = None
+        return await refcount.settle(
+            pending.owner,
+            acquired=step.acquire,
+            released=step.release,
+            forgotten=step.forget,
+            generation=generation,
+            scope=step.scope,
+        )
+
+    async def recover(self) -> None:
+        """Leave the counts right after a crash: finish the step that was under way, or undo it."""
+        if (pending := self._pending) is None:
+            return
+        if pending.sent:
+            with suppress(StoreError):
+                await self.finish(pending)
+        else:
+            step = pending.step
+            await self._around.refcount.undo(pending.owner, step.acquire, step.release)
