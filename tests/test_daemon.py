@@ -160,8 +160,8 @@ def test_a_crash_of_a_part_that_all_depend_on_exits_with_1(tmp_path: Path) -> No
     [
         ({"RAMAKV_LISTEN_ADDR": "nonsense"}, 2, "listen_addr: expected host:port"),
         ({"RAM_A_KV_CONFIG": "/nowhere.toml"}, 2, "cannot read configuration file"),
-        ({"RAMAKV_LISTEN_ADDR": "127.0.0.1:{taken}"}, 2, "in use"),
-        ({"RAMAKV_LMCACHE_URL": "http://127.0.0.1:{taken}"}, 2, "in use"),
+        ({"RAMAKV_LISTEN_ADDR": "127.0.0.1:{taken}"}, 2, "another process listens there"),
+        ({"RAMAKV_LMCACHE_URL": "http://127.0.0.1:{taken}"}, 2, "another process listens there"),
         ({"RAMAKV_SESSION_STORE_PATH": "/proc/nowhere/sessions.db"}, 1, "session_store_path"),
         ({"RAMAKV_SESSION_STORE_PATH": "{text}"}, 1, "not an SQLite database"),
     ],

@@ -47,6 +47,8 @@ PIECES = [
     CHUNKED + b"3\r\nabc\r\n0\r\n\r\n",
     CHUNKED + b"1;name=value\r\na\r\n0\r\nTrailer: x\r\n\r\n",
     b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"HEAd / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"HEAD ?a HTTP/1.1\r\nHost: x\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
     # Bodies that are not what was announced
     post(b"abc", length=1),
