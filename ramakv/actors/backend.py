@@ -196,10 +196,12 @@ class BackendActor:
             log.debug("prefetches dropped: they waited too long", count=late)
 
     def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
-        self._prefetching.subtract(job.chunks)
+        prefetching = self._prefetching
         for chunk in job.chunks:
-            if self._prefetching[chunk] <= 0:
-                del self._prefetching[chunk]
+            if (left := prefetching[chunk] - 1) > 0:
+                prefetching[chunk] = left
+            else:
+                del prefetching[chunk]
         job.accepted.set(accepted)
         self.wake()
 

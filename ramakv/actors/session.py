@@ -26,7 +26,7 @@ from ramakv.actors.steps import Steps
 from ramakv.actors.surroundings import Surroundings
 from ramakv.config import HOT_LOCATION
 from ramakv.core import session as rules
-from ramakv.core.chunks import ChunkMap, distinct
+from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import Fork, SessionState, Status, Step
 from ramakv.errors import (
     ConflictError,
@@ -329,7 +329,7 @@ class SessionActor:
         self, lookup_id: str | None, *, restored: bool, evicted: int = 0, always: bool = False
     ) -> Prefetching:
         """Put a prefetch of the whole map in the backend's lane, where there is one to make."""
-        chunks = distinct(self._known.references)
+        chunks = self._known.references
         if not chunks or not (always or self._around.config.turn_start_prefetch):
             return Prefetching(None, 0, restored, evicted)
         accepted = self._around.backend.prefetch(chunks, lookup_id)

@@ -29,7 +29,7 @@ _COUNTS = ("prefetch_count", "evicted_count", "fork_id", "sessions_count")
 
 def run() -> int:
     """Show everything once; 0 if all of it came out as told."""
-    configure_logs("error").close()
+    logs = configure_logs("error")
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory(prefix="ramakv-demo-") as folder:
         try:
@@ -39,6 +39,7 @@ def run() -> int:
             return_code = 1
         else:
             return_code = 0
+    logs.close()
     return return_code
 
 

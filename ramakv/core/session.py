@@ -52,7 +52,12 @@ class SessionState:
     @property
     def references(self) -> ChunkMap:
         """Chunks that the session itself references, each once."""
-        return distinct(self.chunk_map) if self.status is Status.ACTIVE else ()
+        return distinct(self.active_map)
+
+    @property
+    def active_map(self) -> ChunkMap:
+        """The map, if the session references it now."""
+        return self.chunk_map if self.status is Status.ACTIVE else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def is_remembered(closed_ms: int, now_ms: int, memory_seconds: float) -> bool:
 
 def turn_end(state: SessionState, hashes: ChunkMap, seq: int | None) -> Step:
     """Replace the map; a suspended or unknown session becomes active."""
-    added, removed = diff(state.references, hashes)
+    added, removed = diff(state.active_map, hashes)
     return Step(
         replace(
             state,
@@ -112,7 +117,7 @@ def resume(state: SessionState) -> Step:
 
 def restore(state: SessionState, hashes: ChunkMap, *, pin: bool) -> Step:
     """Take over a map, the session's own or another's."""
-    added, removed = diff(state.references, hashes)
+    added, removed = diff(state.active_map, hashes)
     return Step(
         replace(
             state,
