@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from ramakv.actors.refcount import RefcountActor
 from ramakv.config import Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
+from ramakv.core.counting import count_down, count_up
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
 from ramakv.errors import BackendError, BackendRejectedError, BackendUnavailableError
@@ -73,7 +74,7 @@ class BackendActor:
         )
         self._breaker = Breaker(config.breaker_failures_max, config.breaker_open_seconds)
         self._lane: deque[Prefetch] = deque()
-        self._prefetching: Counter[ChunkHash] = Counter()
+        self._prefetching: dict[ChunkHash, int] = {}
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._closing = False
         self._calls = trio.CancelScope()
@@ -102,7 +103,7 @@ class BackendActor:
         job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted)
         self._lane.append(job)
         # From here on: an evict that is due must not overtake it, and then be undone by it.
-        self._prefetching.update(chunks)
+        count_up(self._prefetching, chunks)
         self.wake()
         return accepted
 
@@ -196,12 +197,8 @@ class BackendActor:
             log.debug("prefetches dropped: they waited too long", count=late)
 
     def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
-        prefetching = self._prefetching
         for chunk in job.chunks:
-            if (left := prefetching[chunk] - 1) > 0:
-                prefetching[chunk] = left
-            else:
-                del prefetching[chunk]
+            count_down(self._prefetching, chunk)
         job.accepted.set(accepted)
         self.wake()
 

@@ -13,12 +13,12 @@ already; then the evict is owed again. Rows that wait for that decision are in `
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
+from ramakv.core.counting import count_down, count_up
 from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
 
 OutboxRow = tuple[ChunkHash, int]
@@ -45,8 +45,8 @@ class RefCounts:
 
     evictions: EvictionQueue
     _counts: dict[ChunkHash, int] = field(default_factory=dict)
-    _provisional: Counter[ChunkHash] = field(default_factory=Counter)
-    _leaving: Counter[ChunkHash] = field(default_factory=Counter)
+    _provisional: dict[ChunkHash, int] = field(default_factory=dict)
+    _leaving: dict[ChunkHash, int] = field(default_factory=dict)
     _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,8 +63,7 @@ class RefCounts:
 
     def load(self, chunks: Iterable[ChunkHash]) -> None:
         """Count the durable references of one owner at start, each chunk once."""
-        for chunk in chunks:
-            self._counts[chunk] = self._counts.get(chunk, 0) + 1
+        count_up(self._counts, chunks)
 
     def load_outbox(self, rows: Iterable[tuple[ChunkHash, Owed]], now: float) -> list[OutboxRow]:
         """Queue what is owed and unreferenced at start; return the rows that are not."""
@@ -76,18 +75,17 @@ class RefCounts:
                 self.evictions.add(chunk, owed, now)
         return obsolete
 
-    def acquire(self, chunks: Iterable[ChunkHash], leaving: Iterable[ChunkHash] = ()) -> None:
+    def acquire(self, chunks: Sequence[ChunkHash], leaving: Iterable[ChunkHash] = ()) -> None:
         """Reference chunks provisionally; an evict that waits is withdrawn.
 
         `leaving` are chunks that the same commit will release.
         """
+        count_up(self._counts, chunks)
+        count_up(self._provisional, chunks)
         for chunk in chunks:
-            self._counts[chunk] = self._counts.get(chunk, 0) + 1
-            self._provisional[chunk] += 1
             if owed := self.evictions.withdraw(chunk):
                 self._owed[chunk] = owed
-        for chunk in leaving:
-            self._leaving[chunk] += 1
+        count_up(self._leaving, leaving)
 
     def settle(
         self,
@@ -104,12 +102,12 @@ class RefCounts:
         obsolete: list[OutboxRow] = []
         queued = 0
         for chunk in acquired:
-            _less(self._provisional, chunk)
+            count_down(self._provisional, chunk)
             self._drop_if_durable(chunk, obsolete)
         for chunk in released:
-            _less(self._leaving, chunk)
+            count_down(self._leaving, chunk)
             self._owe(chunk, Owed(generation, scope))
-            if self._decrement(chunk) == 0:
+            if count_down(self._counts, chunk) == 0:
                 self.evictions.add(chunk, self._owed.pop(chunk), now)
                 queued += 1
             else:
@@ -125,11 +123,11 @@ class RefCounts:
         """
         obsolete: list[OutboxRow] = []
         for chunk in acquired:
-            _less(self._provisional, chunk)
-            if self._decrement(chunk) == 0 and (owed := self._owed.pop(chunk, None)):
+            count_down(self._provisional, chunk)
+            if count_down(self._counts, chunk) == 0 and (owed := self._owed.pop(chunk, None)):
                 self.evictions.add(chunk, owed, now)
         for chunk in leaving:
-            _less(self._leaving, chunk)
+            count_down(self._leaving, chunk)
             self._drop_if_durable(chunk, obsolete)
         return obsolete
 
@@ -190,20 +188,3 @@ class RefCounts:
         unsure = self._provisional.get(chunk, 0) + self._leaving.get(chunk, 0)
         if self._counts.get(chunk, 0) > unsure:
             obsolete.append((chunk, self._owed.pop(chunk).generation))
-
-    def _decrement(self, chunk: ChunkHash) -> int:
-        left = self._counts[chunk] - 1
-        if left:
-            self._counts[chunk] = left
-        else:
-            del self._counts[chunk]
-        return left
-
-
-def _less(counter: Counter[ChunkHash], chunk: ChunkHash) -> None:
-    """Count one down, and keep no zeros."""
-    left = counter[chunk] - 1
-    if left:
-        counter[chunk] = left
-    else:
-        del counter[chunk]
