@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.first_figures [--seconds 4] [--rounds 5]
 
-Needs wrk, and strace for the fsyncs. The daemon runs on core 0, wrk on core 1. Kinds and
-connection counts alternate, round after round; the table has medians. Prints Markdown, and
-JSON with every single run when told a file.
+Needs wrk, and strace for the fsyncs. wrk runs on core 1, the daemon where it likes: it has a
+thread for SQLite beside its own. Kinds and connection counts alternate, round after round; the
+table has medians. Prints Markdown, and JSON with every single run when told a file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ def main() -> None:
         daemon.start()
         try:
             assert daemon.process is not None
-            os.sched_setaffinity(daemon.process.pid, {0})
             for number in range(arguments.rounds):
                 for connections in CONNECTIONS:
                     for kind in KINDS:

@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ramakv.actors.steps import Steps
-from ramakv.errors import InternalError
+from ramakv.errors import InternalError, TooLargeError
 from ramakv.service import open_service
 from tests.fakes import Agent, FakeLMCache, make_config, open_agent
 
@@ -69,17 +69,23 @@ async def test_a_fork_that_ends_before_its_parent_hears_of_it_leaves_no_ghost(
         assert agent.counts() == counts_of_rows(tmp_path) == {"a": 2}
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["child at work", "parent at work"])
 async def test_a_fork_goes_on_when_whoever_asked_goes_away(
-    tmp_path: Path, autojump_clock: MockClock
+    tmp_path: Path, autojump_clock: MockClock, busy: bool
 ) -> None:
     slow = 0.0
     async with open_agent_with_slow_commits(tmp_path, lambda: slow) as agent:
         await agent.turn_end("parent", "a")
         slow = 2.0
-        with trio.move_on_after(1):
-            await agent.send("session_fork", "parent", child_session_id="child")
+        async with trio.open_nursery() as nursery:
+            if busy:
+                nursery.start_soon(agent.turn_end, "parent", "a")
+                await wait_all_tasks_blocked()
+            with trio.move_on_after(1):
+                await agent.send("session_fork", "parent", child_session_id="child")
         slow = 0.0
         await trio.sleep(5)
+        assert agent.service.refcount._counts._provisional == {}
         assert agent.counts() == counts_of_rows(tmp_path) == {"a": 3}
         assert (await agent.send("session_fork_end", "parent"))["matched"]
         assert agent.counts() == counts_of_rows(tmp_path) == {"a": 2}
@@ -138,3 +144,16 @@ async def test_two_sessions_may_fork_into_each_other(
             assert (await agent.send("session_fork_end", session_id))["matched"]
             await agent.send("session_close", session_id)
         assert agent.counts() == counts_of_rows(tmp_path) == {}
+
+
+async def test_open_forks_of_a_session_are_limited(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path, limits__forks_per_session_max=2) as agent:
+        await agent.turn_end("s", "a")
+        for _ in range(2):
+            await agent.send("session_fork", "s")
+        with pytest.raises(TooLargeError, match="2 open forks"):
+            await agent.send("session_fork", "s")
+        await agent.send("session_fork_end", "s")
+        await agent.send("session_fork", "s", child_session_id="child")

@@ -134,6 +134,15 @@ async def test_bookkeeping_waits_for_a_commit_but_not_for_ever(
         assert journal.statistics()["transactions"] == 3
 
 
+async def test_much_bookkeeping_does_not_wait_for_long(tmp_path: Path) -> None:
+    async with running_journal(tmp_path) as (journal, _):
+        for part in range(10):
+            rows = [(f"{part} {number}", 1) for number in range(512)]
+            await journal.tell(Bookkeeping(obsolete=rows))
+        await wait_all_tasks_blocked()
+        assert journal.statistics()["transactions"] >= 1
+
+
 async def test_closing_writes_what_waits(tmp_path: Path) -> None:
     reply: Reply[int] = Reply()
     async with running_journal(tmp_path) as (journal, _):

@@ -202,3 +202,17 @@ async def test_evicts_name_their_locations(tmp_path: Path, autojump_clock: MockC
         await trio.sleep(10)
         assert lmcache.calls[-1].chunks == ("suspended",), "it lies on the disk still"
         assert lmcache.calls[-1].detail == (hot, disk)
+
+
+async def test_a_rounded_clock_stops_nothing(tmp_path: Path, autojump_clock: MockClock) -> None:
+    autojump_clock.jump(900_000.0)
+    async with open_agent(
+        tmp_path,
+        backend__calls_per_second=300.0,
+        backend__burst_calls_max=1,
+        eviction__batch_chunks_max=1,
+    ) as agent:
+        await agent.turn_end("s", *(f"c{number}" for number in range(500)))
+        await agent.turn_end("s")
+        await trio.sleep(60)
+        assert agent.service.statistics()["chunks"]["evictions_waiting"] == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, strategies as st
 
 from ramakv.core.breaker import Breaker, BreakerState, Permit
@@ -85,15 +84,14 @@ def test_an_open_breaker_lets_one_probe_pass() -> None:
     assert breaker.allow(5.0)
 
 
-@pytest.mark.parametrize("outcome", ["failure", "unknown"])
-def test_a_probe_that_brings_nothing_leaves_the_breaker_open(outcome: str) -> None:
+def test_a_probe_that_fails_leaves_the_breaker_open() -> None:
     breaker = Breaker(failures_max=1, open_seconds=5.0)
     breaker.failure(0.0, Permit.CALL)
     probe = breaker.allow(5.0)
     assert probe is Permit.PROBE
-    breaker.failure(6.0, probe) if outcome == "failure" else breaker.unknown(probe)
+    breaker.failure(6.0, probe)
     assert breaker.state is BreakerState.OPEN
-    assert breaker.probe_at() == (11.0 if outcome == "failure" else 5.0)
+    assert breaker.probe_at() == 11.0
 
 
 def test_a_failure_of_a_call_that_left_before_does_not_push_the_probe_away() -> None:

@@ -17,10 +17,11 @@ from ramakv.errors import (
     InternalError,
     NotFoundError,
     StoreFullError,
+    StoreIOError,
     UnavailableError,
 )
 from ramakv.service import open_service
-from ramakv.store.store import Store
+from ramakv.store.store import Bookkeeping, Store
 from tests.fakes import Agent, FakeLMCache, make_config, open_agent, outage, run_inline
 
 
@@ -415,3 +416,34 @@ async def test_a_full_house_still_answers_what_needs_no_room(
         await agent.turn_end("a", "x")
         assert (await agent.send("turn_start", "unknown"))["prefetch_count"] == 0
         assert (await agent.send("session_close", "unknown"))["closed"]
+
+
+async def test_closed_sessions_take_no_room(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_agent(tmp_path, limits__sessions_max=2) as agent:
+        for number in range(10):
+            await agent.turn_end(f"s{number}", "a")
+            await agent.send("session_close", f"s{number}")
+        assert agent.service.router.statistics()["awake"] == 0
+
+
+async def test_a_new_life_is_as_durable_as_its_first_turn(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Store.commit
+
+    def refuse_bookkeeping(self: Store, writes: Any) -> int:
+        if any(isinstance(write, Bookkeeping) for write in writes):
+            raise StoreIOError("disk I/O error")
+        return real(self, writes)
+
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a")
+        await agent.send("session_close", "s")
+        await trio.sleep(1)
+        monkeypatch.setattr(Store, "commit", refuse_bookkeeping)
+        await agent.send("turn_start", "s")
+        await agent.turn_end("s", "b")
+    monkeypatch.undo()
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "c")
+        assert agent.counts() == {"c": 1}

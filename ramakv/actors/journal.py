@@ -87,7 +87,7 @@ class Journal:
         return await reply.wait()
 
     async def tell(self, bookkeeping: Bookkeeping) -> None:
-        """Hand in what needs no answer; it is written with the next group."""
+        """Hand in what needs no answer; it is written with a commit, or a second later."""
         await self._mailbox.put(bookkeeping)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -200,6 +200,7 @@ class _Books:
 
     def __init__(self) -> None:
         self.due = math.inf
+        self._not_before = -math.inf
         self._obsolete: dict[ChunkHash, int] = {}
         self._others: deque[Bookkeeping] = deque(maxlen=_BOOKS_OTHERS_KEPT)
 
@@ -215,9 +216,9 @@ class _Books:
         more = books.dead or books.reopened or books.forget_closed_before_ms is not None
         if more:
             self._others.append(replace(books, obsolete=()))
-        if more or len(self._obsolete) == _BOOKS_ROWS_MAX:
-            self.due = now
-        self.due = min(self.due, now + _BOOKS_SECONDS)
+        if more or len(self._obsolete) >= _BOOKS_ROWS_MAX:
+            self.due = min(self.due, max(now, self._not_before))
+        self.due = min(self.due, max(now + _BOOKS_SECONDS, self._not_before))
 
     def writes(self) -> list[Bookkeeping]:
         """What is to be written."""
@@ -225,4 +226,5 @@ class _Books:
 
     def postpone(self, now: float) -> None:
         """Try again a while after a failure."""
-        self.due = now + _BOOKS_SECONDS if self else math.inf
+        self._not_before = now + _BOOKS_SECONDS
+        self.due = self._not_before if self else math.inf

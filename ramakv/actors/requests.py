@@ -33,13 +33,9 @@ class Inherit:
 
 @dataclass(frozen=True, slots=True)
 class EndPrepared:
-    """Take up a prepared fork, if the child has stored it, or let go of its chunks.
-
-    `stored` None: nobody knows, for the child's actor crashed.
-    """
+    """Take up a prepared fork, if the child has stored it, or let go of its chunks."""
 
     fork: Fork
-    stored: bool | None
 
 
 @dataclass(frozen=True, slots=True)

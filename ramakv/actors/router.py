@@ -33,7 +33,7 @@ from ramakv.actors.surroundings import Surroundings
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState, Status, is_remembered
-from ramakv.errors import InternalError, RamakvError, UnavailableError
+from ramakv.errors import RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, ParentsFork
 
@@ -66,6 +66,7 @@ class Router:
         self._journal = journal
         self._places: dict[str, Place] = {}
         self._active = 0
+        self._open = 0
         self._fork_ids = itertools.count(first_fork_id)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
@@ -138,39 +139,28 @@ class Router:
     async def _fork_into(self, event: events.SessionFork, child: str) -> events.SessionForkData:
         """Fork, and let a child begin with the fork's map: both in the child's transaction.
 
-        The parent only holds the chunks meanwhile, so a commit that fails leaves nothing.
-        Once begun it is the router's own: whoever asked may go away.
+        It is the router's own task: whoever asked may go away.
         """
-        prepared = await self._ask(event.session_id, PrepareFork())
-        assert isinstance(prepared, Prepared)
+        nursery = self._open_nursery()
         reply: Reply[events.SessionForkData] = Reply()
-        assert self._nursery is not None
-        self._nursery.start_soon(self._finish_fork, event.session_id, child, prepared, reply)
+        nursery.start_soon(self._carry_out_fork, event, child, reply)
         return await reply.wait()
 
-    async def _finish_fork(
-        self,
-        parent: str,
-        child: str,
-        prepared: Prepared,
-        reply: Reply[events.SessionForkData],
+    async def _carry_out_fork(
+        self, event: events.SessionFork, child: str, reply: Reply[events.SessionForkData]
     ) -> None:
-        fork = prepared.fork
-        stored: bool | None = False
-        failure: RamakvError | None = None
+        """Have the parent hold the chunks, the child store everything, the parent look it up."""
         try:
-            await self._ask(child, Inherit(ParentsFork(parent, fork), prepared.chunk_map))
-            stored = True
-        except InternalError as error:
-            stored, failure = None, error
+            prepared = await self._ask(event.session_id, PrepareFork())
+            assert isinstance(prepared, Prepared)
+            fork = prepared.fork
+            try:
+                parents_fork = ParentsFork(event.session_id, fork)
+                await self._ask(child, Inherit(parents_fork, prepared.chunk_map))
+            finally:
+                await self._deliver(event.session_id, EndPrepared(fork))
         except RamakvError as error:
-            failure = error
-        try:
-            await self._deliver(parent, EndPrepared(fork, stored))
-        except RamakvError as error:
-            failure = failure or error
-        if failure is not None:
-            reply.fail(failure)
+            reply.fail(error)
         else:
             reply.set(events.SessionForkData(forked=True, fork_id=fork.fork_id))
 
@@ -214,22 +204,26 @@ class Router:
 
     def _awake(self, session_id: str, request: Request) -> SessionActor:
         """Find or start the session's actor."""
-        if self._closing.is_set() or self._nursery is None:
-            raise UnavailableError("the daemon is shutting down; nothing was changed")
+        nursery = self._open_nursery()
         place = self._places.get(session_id)
         if place is None:
             creates = isinstance(request, events.TurnEnd | Restore | Inherit)
-            if creates and len(self._places) >= self._config.limits.sessions_max:
+            if creates and self._open >= self._config.limits.sessions_max:
                 raise UnavailableError(
-                    f"there are {len(self._places)} sessions already "
+                    f"there are {self._open} sessions already "
                     "(limits.sessions_max); close some, or try later"
                 )
             place = self._places[session_id] = Place(session_id)
         if place.actor is None:
             blank = SessionState(session_id) if place.is_empty else None
             place.actor = SessionActor(session_id, blank, self._around)
-            self._nursery.start_soon(self._live, place, place.actor)
+            nursery.start_soon(self._live, place, place.actor)
         return place.actor
+
+    def _open_nursery(self) -> trio.Nursery:
+        if self._closing.is_set() or self._nursery is None:
+            raise UnavailableError("the daemon is shutting down; try again when it is back")
+        return self._nursery
 
     # For session actors ------------------------------------------------------------------
 
@@ -249,6 +243,7 @@ class Router:
 
     def _note(self, place: Place, state: SessionState) -> None:
         self._active += (state.status is Status.ACTIVE) - (place.status is Status.ACTIVE)
+        self._open += (state.status is not Status.UNKNOWN) - (place.status is not Status.UNKNOWN)
         place.status = state.status
         place.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
         place.closed_ms = state.closed_ms

@@ -34,8 +34,9 @@ from ramakv.errors import (
     NotFoundError,
     RamakvError,
     StoreError,
+    TooLargeError,
 )
-from ramakv.store.store import Bookkeeping, ParentsFork
+from ramakv.store.store import Bookkeeping, ParentsFork, Reopened
 
 log = structlog.get_logger("ramakv.session")
 
@@ -103,7 +104,7 @@ class SessionActor:
                 if self._around.config.trace_events:
                     self._trace(ask)
             self._unfinished -= 1
-            if self._known.holds_nothing and self.is_idle:
+            if self._known.status is Status.UNKNOWN and self.is_idle:
                 self._around.home.retire(self)
 
     async def recover_from_crash(self) -> None:
@@ -154,7 +155,7 @@ class SessionActor:
                 await self._apply(step, parents_fork=request.parents_fork)
                 return None
             case EndPrepared():
-                await self._end_prepared(request.fork, request.stored)
+                await self._end_prepared(request.fork)
                 return None
             case ReadSnapshot():
                 return self._snapshot()
@@ -166,10 +167,12 @@ class SessionActor:
     # Events ------------------------------------------------------------------------------
 
     async def _turn_start(self, event: events.TurnStart) -> Prefetching:
-        if self._known.closed_ms is not None:
+        closed_ms = self._known.closed_ms
+        if closed_ms is not None and self._known.status is Status.UNKNOWN:
             # It is on the way to the first token: nobody waits for this to be written.
             self._adopt_state(rules.reopen(self._known))
-            await self._around.journal.tell(Bookkeeping(reopened=self.session_id))
+            reopened = Reopened(self.session_id, closed_ms)
+            await self._around.journal.tell(Bookkeeping(reopened=reopened))
         restored = self._known.status is Status.SUSPENDED
         if restored:
             await self._apply(rules.resume(self._known))
@@ -251,16 +254,14 @@ class SessionActor:
         self._prepared.add(fork.fork_id)
         return Prepared(fork, self._known.chunk_map)
 
-    async def _end_prepared(self, fork: Fork, stored: bool | None) -> None:
-        ours = fork.fork_id in self._prepared
-        self._prepared.discard(fork.fork_id)
-        if stored is None or (stored and not ours):
-            # Only the store knows; or this actor is a new one, and read it too early, maybe.
-            self._adopt_state(await self._around.journal.load(self.session_id))
-            stored = stored or fork in self._known.forks
-        elif stored:
-            self._adopt_state(replace(self._known, forks=(*self._known.forks, fork)))
-        if stored:
+    async def _end_prepared(self, fork: Fork) -> None:
+        """Take a prepared fork up if the child stored it; the store knows, whatever happened."""
+        try:
+            stored = (await self._around.journal.load(self.session_id)).forks
+        finally:
+            self._prepared.discard(fork.fork_id)
+        self._adopt_state(replace(self._known, forks=stored))
+        if fork in stored:
             await self._around.refcount.keep(fork_owner(fork), fork.chunks)
         else:
             await self._around.refcount.undo(fork_owner(fork), fork.chunks)
@@ -271,6 +272,12 @@ class SessionActor:
             raise self._not_found()
         if state.status is Status.SUSPENDED:
             raise self._is_suspended()
+        forks_max = self._around.config.limits.forks_per_session_max
+        if len(state.forks) >= forks_max:
+            raise TooLargeError(
+                f"session '{self.session_id}' has {forks_max} open forks "
+                "(limits.forks_per_session_max); end some with session_fork_end"
+            )
         return Fork(self._around.home.new_fork_id(), state.references, self._around.now_ms())
 
     async def _fork_end(self, fork_id: int | None) -> events.SessionForkEndData:

@@ -26,8 +26,8 @@ class Permit(enum.Enum):
 class Breaker:
     """Opens after `failures_max` failures in a row; after `open_seconds` one call probes.
 
-    Every call that `allow` let pass must end in `success`, `failure` or `unknown`, with what
-    `allow` returned of it: calls that left before the breaker opened end late, and say nothing
+    Every call that `allow` let pass must end in `success` or `failure`, with what `allow` returned
+    of it: calls that left before the breaker opened end late, and say nothing
     of the probe.
     """
 
@@ -80,9 +80,3 @@ class Breaker:
             self.state = BreakerState.OPEN
             self._probing = False
         return was_closed
-
-    def unknown(self, permit: Permit) -> None:
-        """Note that a call was given up before it said anything about LMCache."""
-        if permit is Permit.PROBE:
-            self.state = BreakerState.OPEN
-            self._probing = False

@@ -53,7 +53,6 @@ class Batch:
     chunks: dict[ChunkHash, int]
     tries: int = 0
     refusals: int = 0
-    not_before: float = -math.inf
     refused_since: float | None = None
     """When a batch of this one chunk was first rejected."""
 
@@ -236,7 +235,6 @@ class EvictionQueue:
             self._in_flight.pop(chunk, None)
 
     def _push(self, batch: Batch, not_before: float) -> None:
-        batch.not_before = not_before
         for chunk in batch.chunks:
             self._retry_of[chunk] = batch
         heapq.heappush(self._retries, (not_before, next(self._ticket), batch))

@@ -45,11 +45,6 @@ class SessionState:
     """When it was closed, until something begins a new life."""
 
     @property
-    def holds_nothing(self) -> bool:
-        """Whether there is nothing to keep: no row, no fork, no close to remember."""
-        return self.status is Status.UNKNOWN and not self.forks and self.closed_ms is None
-
-    @property
     def references(self) -> ChunkMap:
         """Chunks that the session itself references, each once."""
         return distinct(self.active_map)

@@ -49,6 +49,8 @@ CREATE TABLE IF NOT EXISTS closed (
     session_id TEXT PRIMARY KEY,
     closed_ms INTEGER NOT NULL
 );
+CREATE TRIGGER IF NOT EXISTS new_life AFTER INSERT ON sessions
+    BEGIN DELETE FROM closed WHERE session_id = NEW.session_id; END;
 CREATE TABLE IF NOT EXISTS outbox (
     chunk_hash TEXT PRIMARY KEY,
     generation INTEGER NOT NULL,

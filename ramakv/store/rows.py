@@ -173,7 +173,11 @@ def load_session(database: Database, session_id: str) -> SessionState:
             "WHERE session_id = ? ORDER BY fork_id",
             (session_id,),
         ).fetchall()
-    forks = tuple(Fork(fork_id, read_map(text), opened) for fork_id, text, opened in fork_rows)
+    shared: dict[str, str] = {}  # forks of one session name the same chunks again and again
+    forks = tuple(
+        Fork(fork_id, tuple(shared.setdefault(chunk, chunk) for chunk in read_map(text)), opened)
+        for fork_id, text, opened in fork_rows
+    )
     if row is None:
         return SessionState(session_id, forks=forks, closed_ms=closed[0] if closed else None)
     return _stored_session(row, forks).state

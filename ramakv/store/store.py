@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,13 @@ class ParentsFork:
     fork: Fork
 
 
+class Reopened(NamedTuple):
+    """A session that began a new life after the close of that time."""
+
+    session_id: str
+    closed_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Bookkeeping:
     """Rows that are no longer needed, or became dead letters. Nobody waits for these."""
@@ -58,7 +66,7 @@ class Bookkeeping:
     obsolete: Sequence[OutboxRow] = ()
     dead: Sequence[OutboxRow] = ()
     dead_reason: str = ""
-    reopened: str | None = None
+    reopened: Reopened | None = None
     forget_closed_before_ms: int | None = None
 
 
@@ -178,7 +186,9 @@ class Store:
             [(write.dead_reason, chunk, generation) for chunk, generation in write.dead],
         )
         if write.reopened is not None:
-            self._db.execute("DELETE FROM closed WHERE session_id = ?", (write.reopened,))
+            self._db.execute(
+                "DELETE FROM closed WHERE session_id = ? AND closed_ms <= ?", write.reopened
+            )
         if write.forget_closed_before_ms is not None:
             self._db.execute(
                 "DELETE FROM closed WHERE closed_ms < ?", (write.forget_closed_before_ms,)
