@@ -18,16 +18,18 @@
     │   ├── StoreReadOnlyError    the file or its folder cannot be written
     │   ├── StoreFormatError      not a database, damaged, or written by a newer ramakv
     │   └── StoreIOError          the disk failed
-    └── BackendError              LMCache did not do it
+    └── BackendError              LMCache did not do it; what it said is in the attributes
         ├── BackendUnavailableError  unreachable, too slow, or answering 5xx: try later
+        │   └── BackendUnsupportedError  this port, or this version, has no such thing
         └── BackendRejectedError     it answered, and refused this very call
 
 Errors of libraries are mapped once, where they enter: `store.py` for SQLite,
-`lmcache/client.py` for HTTP, `web/` for what a client sent.
+`lmcache/transport.py` for HTTP, `web/` for what a client sent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -126,11 +128,41 @@ class StoreIOError(StoreError):
 
 
 class BackendError(RamakvError):
-    """LMCache did not do it."""
+    """LMCache did not do it. The attributes are what it said, as far as it said anything."""
+
+    status: int | None
+    """HTTP status of the answer; None where none came."""
+    error: str
+    """What LMCache calls the fault; empty where it gives no name."""
+    detail: str
+    """What LMCache says about it; empty where it says nothing."""
+    failures: dict[str, str]
+    """Ports of the workers that failed at a call the scheduler forwarded, and why; workers that
+    are not named have done it, and one that was too slow may yet. Empty where nothing was
+    forwarded."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        error: str = "",
+        detail: str = "",
+        failures: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+        self.detail = detail
+        self.failures = dict(failures or {})
 
 
 class BackendUnavailableError(BackendError):
     """LMCache is unreachable, too slow, or answers 5xx: the same call may work later."""
+
+
+class BackendUnsupportedError(BackendUnavailableError):
+    """Not available here: this LMCache, or its process at this port, has no such thing."""
 
 
 class BackendRejectedError(BackendError):
