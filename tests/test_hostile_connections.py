@@ -17,7 +17,7 @@ import pytest
 import structlog
 import trio
 
-from tests.test_server import GET, App, echo, open_fds, post, quart_app, serving, until
+from tests.http_server import GET, App, echo, open_fds, post, quart_app, serving, until
 
 CONNECTIONS = 700
 AT_ONCE = 24
