@@ -102,5 +102,7 @@ def configure_logs(
         logger_factory=structlog.WriteLoggerFactory(queued),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(_LEVELS[level], logging.INFO), handlers=[_Bridge()], force=True)
+    # Of libraries only what is wrong: httpx, for one, has a line for each request.
+    quiet = logging.INFO if level == "debug" else logging.WARNING
+    logging.basicConfig(level=max(_LEVELS[level], quiet), handlers=[_Bridge()], force=True)
     return queued
