@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -76,6 +77,7 @@ class BackendActor:
         self._lane: deque[Prefetch] = deque()
         self._prefetching: dict[ChunkHash, int] = {}
         self._idle_workers = trio.lowlevel.ParkingLot()
+        self._last_refusal = ""
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
@@ -270,7 +272,10 @@ class BackendActor:
                 log.debug("a call to LMCache failed", call=call, cause=str(error))
         else:
             self._answered()
-            log.warning("LMCache refused a call", call=call, cause=str(error))
+            # Once for each cause in a row: a bad hash is tried again, alone and in halves.
+            level = logging.WARNING if str(error) != self._last_refusal else logging.DEBUG
+            self._last_refusal = str(error)
+            log.log(level, "LMCache refused a call", call=call, cause=str(error))
 
     def _refuse_lane(self) -> None:
         """Answer the prefetches that wait: with an open breaker they would wait in vain."""
