@@ -32,6 +32,7 @@ Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 SecondsOrOff = Annotated[float, Meta(ge=0, le=1e9)]
 """A duration that 0 switches off."""
+Share = Annotated[float, Meta(ge=0, le=1)]
 Locations = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
 
 
@@ -116,13 +117,26 @@ class Log(_Section, frozen=True):
 
 
 class Embedded(_Section, frozen=True):
-    """The embedded engine: sizes of its tiers, and how slow its disk is."""
+    """The embedded engine: its tiers, its KV cache, which LMCache it is like, and its faults."""
 
     hot_chunks_max: Count = 16_384
     disk_chunks_max: Count = 131_072
     disk_dir: str = "{state}/chunks"
     chunk_bytes: Count = 256
     disk_read_seconds: SecondsOrOff = 0.0
+    remote_dir: str = ""
+    remote_chunks_max: Count = 524_288
+    chunk_size: Count = 256
+    kv_layers: Annotated[int, Meta(ge=1, le=1024)] = 2
+    kv_slots: Annotated[int, Meta(ge=1, le=1_048_576)] = 4096
+    kv_slot_bytes: Annotated[int, Meta(ge=1, le=65_536)] = 4
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    behaviour: Literal["documented", "lmcache-0.4.4"] = "documented"
+    fault_seed: int = 0
+    fault_latency_seconds_max: SecondsOrOff = 0.0
+    fault_error_share: Share = 0.0
+    fault_hang_share: Share = 0.0
+    fault_worker_share: Share = 0.0
 
 
 class Config(_Section, frozen=True):

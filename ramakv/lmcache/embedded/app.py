@@ -1,130 +1,161 @@
-"""The HTTP face of the embedded engine: an app that answers like LMCache's internal API.
+"""The HTTP face of the embedded engine: apps that answer like LMCache's internal API.
+
+    create_app            a lone engine: everything on one port
+    create_worker_app     one worker of several
+    create_scheduler_app  in front of workers: forwards `/memory/*`, has no engine of its own
 
 The `/memory/*` routes are those of a real worker, error bodies included. The `/engine/*` routes
 are this project's own: through them an inference engine, or a test in its place, stores and
-retrieves. Each group of routes is one function; `create_app` lists them.
+retrieves. The other routes, each topic in a module of its own, follow LMCache's document.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Annotated, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-from msgspec import Meta
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ramakv.errors import BackendUnavailableError
+from ramakv.lmcache.embedded.calls import CALLS, HASH_CHARS_MAX, Call, chunks_of
 from ramakv.lmcache.embedded.engine import Engine
+from ramakv.lmcache.embedded.forwarding import WorkersFailedError, forward
+from ramakv.lmcache.embedded.metrics import CONTENT_TYPE, prometheus_text
+from ramakv.lmcache.embedded.node import MODEL_NAME, Node
+from ramakv.lmcache.embedded.replies import RefusedError, body_bytes, reply
+from ramakv.lmcache.embedded.routes_cache import add_cache_routes, add_load_routes
+from ramakv.lmcache.embedded.routes_conf import add_conf_routes, add_version_routes
+from ramakv.lmcache.embedded.routes_control import (
+    add_bypass_routes,
+    add_freeze_routes,
+    add_hot_cache_routes,
+)
+from ramakv.lmcache.embedded.routes_kvcache import add_kvcache_routes
+from ramakv.lmcache.embedded.routes_lookup import add_lookup_routes, add_statistics_routes
+from ramakv.lmcache.embedded.wedge import ObservedError
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "HASH_CHARS_MAX",
+    "create_app",
+    "create_scheduler_app",
+    "create_worker_app",
+]
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
-CHUNKS_PER_CALL_MAX = 1_000_000
-HASH_CHARS_MAX = 1024
-
-_HASHES_REQUIRED = "chunk_hashes is required"
-_HASHES_AND_ID_REQUIRED = "chunk_hashes and lookup_id are required"
+SCHEDULER_PORT = 6999
 
 _log = logging.getLogger(__name__)
 
-ChunkHash = Annotated[str, Meta(min_length=1, max_length=HASH_CHARS_MAX)]
-LookupId = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+def create_app(engine: Engine, *, port: int = SCHEDULER_PORT) -> QuartTrio:
+    """Return the app that answers for this engine alone. The engine must outlive its server."""
+    return create_worker_app(Node(engine.config, "scheduler", engine, port_start=port))
 
 
-class ChunksBody(msgspec.Struct, kw_only=True):
-    """Body of most routes. Absent, null and empty are all answered with 400."""
-
-    chunk_hashes: Annotated[list[ChunkHash], Meta(max_length=CHUNKS_PER_CALL_MAX)] | None = None
-
-
-class PrefetchBody(ChunksBody, kw_only=True):
-    """Body of a prefetch."""
-
-    lookup_id: LookupId | None = None
+def create_worker_app(node: Node) -> QuartTrio:
+    """Return the app of a node that has an engine. The engine must outlive its server."""
+    app = _new_app(node)
+    for path, (method, call) in CALLS.items():
+        _add_call(app, path, method, _local(node, call))
+    return app
 
 
-class EvictBody(ChunksBody, kw_only=True):
-    """Body of an evict. Null locations are all of them."""
-
-    locations: list[str] | None = None
-
-
-B = TypeVar("B", bound=ChunksBody)
-
-_chunks_decoder = msgspec.json.Decoder(ChunksBody)
-_prefetch_decoder = msgspec.json.Decoder(PrefetchBody)
-_evict_decoder = msgspec.json.Decoder(EvictBody)
+def create_scheduler_app(node: Node, workers: Sequence[Node]) -> QuartTrio:
+    """Return the app of a scheduler in front of these workers, in this process."""
+    app = _new_app(node)
+    for path, (method, _) in CALLS.items():
+        _add_call(app, path, method, _forwarded(node, workers, path))
+    return app
 
 
-class _RefusedError(Exception):
-    """The request is answered with this status and error."""
-
-    def __init__(self, status: int, error: str) -> None:
-        super().__init__(error)
-        self.status = status
-
-
-def create_app(engine: Engine) -> QuartTrio:
-    """Return the app that answers for this engine. The engine must outlive its server."""
+def _new_app(node: Node) -> QuartTrio:
     app = QuartTrio(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = BODY_BYTES_MAX
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
-    _add_memory_routes(app, engine)
-    _add_engine_routes(app, engine)
+
+    @app.before_request
+    async def enter() -> None:
+        await node.enter()
+
+    for add_routes in (
+        add_version_routes,
+        add_conf_routes,
+        add_cache_routes,
+        add_load_routes,
+        add_kvcache_routes,
+        add_freeze_routes,
+        add_hot_cache_routes,
+        add_bypass_routes,
+        add_lookup_routes,
+        add_statistics_routes,
+        _add_metrics_route,
+    ):
+        add_routes(app, node)
     _add_error_handlers(app)
     return app
 
 
-def _add_memory_routes(app: QuartTrio, engine: Engine) -> None:
-    @app.post("/memory/prefetch")
-    async def prefetch() -> Response:
-        body = await _read_body(_prefetch_decoder)
-        if not body.chunk_hashes or not body.lookup_id:
-            raise _RefusedError(400, _HASHES_AND_ID_REQUIRED)
-        return _reply(engine.prefetch(body.chunk_hashes, body.lookup_id))
-
-    @app.post("/memory/evict")
-    async def evict() -> Response:
-        body = await _read_body(_evict_decoder)
-        return _reply(await engine.evict(_hashes(body), body.locations))
-
-    @app.post("/memory/query")
-    async def query() -> Response:
-        body = await _read_body(_chunks_decoder)
-        return _reply(engine.query(_hashes(body)))
+Answer = Callable[[bytes], Awaitable[object]]
 
 
-def _add_engine_routes(app: QuartTrio, engine: Engine) -> None:
-    @app.post("/engine/store")
-    async def store() -> Response:
-        body = await _read_body(_chunks_decoder)
-        return _reply(await engine.store(_hashes(body)))
+def _local(node: Node, call: Call) -> Answer:
+    return lambda data: call(node, data)
 
-    @app.post("/engine/retrieve")
-    async def retrieve() -> Response:
-        body = await _read_body(_chunks_decoder)
-        return _reply(await engine.retrieve(_hashes(body)))
 
-    @app.get("/engine/stats")
-    async def stats() -> Response:
-        return _reply(engine.statistics())
+def _forwarded(node: Node, workers: Sequence[Node], path: str) -> Answer:
+    async def answer(data: bytes) -> object:
+        if node.statistics.started:
+            node.record_chunks(chunks_of(data))
+        return await forward(node, workers, path, data)
+
+    return answer
+
+
+def _add_call(app: QuartTrio, path: str, method: str, answer: Answer) -> None:
+    async def route() -> Response:
+        return reply(await answer(await body_bytes()))
+
+    app.add_url_rule(path, path, route, methods=[method])
+
+
+def _add_metrics_route(app: QuartTrio, node: Node) -> None:
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        labels = {
+            "model_name": MODEL_NAME,
+            "role": node.role,
+            "worker_id": str(node.worker_id),
+        }
+        text = "" if node.engine is None else prometheus_text(node.engine, labels)
+        return Response(text, content_type=CONTENT_TYPE)
 
 
 def _add_error_handlers(app: QuartTrio) -> None:
-    @app.errorhandler(_RefusedError)
-    async def refused(error: _RefusedError) -> Response:
-        return _reply({"error": str(error)}, error.status)
+    @app.errorhandler(RefusedError)
+    async def refused(error: RefusedError) -> Response:
+        return reply(error.body, error.status)
+
+    @app.errorhandler(ObservedError)
+    async def observed(error: ObservedError) -> Response:
+        return reply({"error": str(error)}, 500)
+
+    @app.errorhandler(WorkersFailedError)
+    async def workers_failed(error: WorkersFailedError) -> Response:
+        what = "Some workers failed to process request"
+        return reply({"error": what, "failures": error.failures}, 500)
 
     @app.errorhandler(BackendUnavailableError)
     async def unavailable(error: BackendUnavailableError) -> Response:
-        response = _reply({"error": str(error)}, 503)
+        response = reply({"error": str(error)}, 503)
         response.headers["Retry-After"] = "1"
         return response
 
     @app.errorhandler(HTTPException)
     async def http_error(error: HTTPException) -> Response:
-        response = _reply({"detail": error.name}, error.code or 500)
+        response = reply({"detail": error.name}, error.code or 500)
         for name, value in error.get_headers():
             if name == "Allow":
                 response.headers[name] = value
@@ -133,25 +164,4 @@ def _add_error_handlers(app: QuartTrio) -> None:
     @app.errorhandler(Exception)
     async def fault(error: Exception) -> Response:
         _log.error("cannot answer %s %s", request.method, request.path, exc_info=error)
-        return _reply({"error": "internal error"}, 500)
-
-
-async def _read_body(decoder: msgspec.json.Decoder[B]) -> B:
-    """Decode the body, whatever its content type; one that cannot be is a 500, as in LMCache."""
-    data = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-    try:
-        return decoder.decode(data)
-    except msgspec.DecodeError as exc:
-        raise _RefusedError(500, str(exc)) from exc
-    except RecursionError as exc:
-        raise _RefusedError(500, "the body is nested too deeply") from exc
-
-
-def _hashes(body: ChunksBody) -> list[str]:
-    if not body.chunk_hashes:
-        raise _RefusedError(400, _HASHES_REQUIRED)
-    return body.chunk_hashes
-
-
-def _reply(answer: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(answer), status, content_type="application/json")
+        return reply({"error": "internal error"}, 500)

@@ -8,16 +8,17 @@ been put or removed since.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import trio
 
 from ramakv.errors import BackendUnavailableError, ConfigError
 from ramakv.lmcache.embedded.files import Changed, Read, change_files, read_files, scan
+from ramakv.lmcache.embedded.jobs import STOPPING, Change, Job
 from ramakv.lmcache.embedded.tiers import LruTier, TierStatistics, chunk_payload
 
 JOBS_WAITING_MAX = 256
@@ -25,8 +26,6 @@ CHUNKS_WAITING_MAX = 65_536
 """How many chunks may wait to be written or unlinked; into an idle lane any one call fits."""
 CHUNKS_PER_HOP_MAX = 4096
 """How many chunks one hop to the thread writes: a hop cannot be cancelled, so it must end."""
-
-_STOPPING = "the embedded engine is stopping"
 
 _log = logging.getLogger(__name__)
 
@@ -58,23 +57,6 @@ class _ChunkFile:
     payload_bytes: int
 
 
-@dataclass(eq=False)
-class _Job(Generic[T]):
-    """One thing for the lane to do: each of `hops` in the thread, then `adopt` its outcome."""
-
-    hops: Sequence[Callable[[], T]]
-    adopt: Callable[[T], None]
-    chunks: int
-    done: trio.Event = field(default_factory=trio.Event)
-    outcomes: list[T] = field(default_factory=list)
-
-    async def wait(self) -> list[T]:
-        await self.done.wait()
-        if len(self.outcomes) < len(self.hops):
-            raise BackendUnavailableError(_STOPPING)
-        return self.outcomes
-
-
 class DiskTier:
     """Chunks in files. Owns the index, and the lane through which every file is touched.
 
@@ -82,14 +64,21 @@ class DiskTier:
     """
 
     def __init__(
-        self, disk_dir: Path, *, chunks_max: int, chunk_bytes: int, run_sync: RunSync
+        self,
+        disk_dir: Path,
+        *,
+        chunks_max: int,
+        chunk_bytes: int,
+        run_sync: RunSync,
+        key: str = "embedded.disk_dir",
     ) -> None:
         """Start with an empty index; `load_index` fills it from the files in `disk_dir`."""
         self._disk_dir = disk_dir
+        self._key = key
         self._chunk_bytes = chunk_bytes
         self._run_sync = run_sync
         self._index = LruTier[_ChunkFile](chunks_max, size_of=lambda file: file.payload_bytes)
-        self._jobs, self._inbox = trio.open_memory_channel[_Job[Any]](JOBS_WAITING_MAX)
+        self._jobs, self._inbox = trio.open_memory_channel[Job[Any]](JOBS_WAITING_MAX)
         self._open = True
         self._chunks_waiting = 0
         self._write_failures = 0
@@ -114,7 +103,7 @@ class DiskTier:
             folder = await self._run_sync(partial(scan, self._disk_dir, self.chunks_max))
         except OSError as exc:
             reason = exc.strerror or str(exc)
-            raise ConfigError(f"embedded.disk_dir: {self._disk_dir}: {reason}") from exc
+            raise ConfigError(f"{self._key}: {self._disk_dir}: {reason}") from exc
         for file in folder.found:
             self._index.put(file.chunk_hash, _ChunkFile(file.payload_bytes))
         if folder.skipped:
@@ -145,18 +134,21 @@ class DiskTier:
         tier is closed.
         """
         if not self._open:
-            raise BackendUnavailableError(_STOPPING)
+            raise BackendUnavailableError(STOPPING)
         jobs_full = self._jobs.statistics().current_buffer_used >= JOBS_WAITING_MAX
         chunks_full = self._chunks_waiting and self._chunks_waiting + chunks > CHUNKS_WAITING_MAX
         if jobs_full or chunks_full:
             raise BackendUnavailableError("too much waits for the embedded engine's disk")
 
-    async def put(self, chunk_hashes: Sequence[str]) -> int:
-        """Write the chunks that are not here and renew the others.
+    def put(
+        self, chunk_hashes: Sequence[str], payloads: Mapping[str, bytes] | None = None
+    ) -> Change:
+        """Hold the chunks that are not here and renew the others; the files follow.
 
-        Returns how many were written: those that could not be, and those that the later ones
-        of this very call displaced, are not among them. Raises what `check_room` raises, before
-        anything is changed.
+        Without `payloads`, each chunk has the bytes that stand for it. Counted as changed are
+        those written: those that could not be, and those that the later ones of this very call
+        displaced, are not among them. Raises what `check_room` raises, before anything is
+        changed.
         """
         self.check_room(len(chunk_hashes))
         written: dict[str, _ChunkFile] = {}
@@ -164,21 +156,25 @@ class DiskTier:
         for chunk_hash in chunk_hashes:
             if self._index.renew(chunk_hash):
                 continue
-            written[chunk_hash] = _ChunkFile(self._chunk_bytes)
+            size = self._chunk_bytes if payloads is None else len(payloads[chunk_hash])
+            written[chunk_hash] = _ChunkFile(size)
             displaced = self._index.put(chunk_hash, written[chunk_hash])
             if displaced is not None and written.pop(displaced, None) is None:
                 removed.append(displaced)
-        return len(written) - await self._change(removed, written)
+        return Change(len(written), self._change(removed, written, payloads))
 
-    async def remove(self, chunk_hashes: Sequence[str]) -> int:
-        """Evict the chunks and unlink their files. Return how many were here.
+    def remove(self, chunk_hashes: Sequence[str]) -> Change:
+        """Evict the chunks; the unlinking of their files follows. Counted are those here.
 
         Raises what `check_room` raises, before anything is changed.
         """
         self.check_room(len(chunk_hashes))
         removed = self._index.evict(chunk_hashes)
-        await self._change(removed, {})
-        return len(removed)
+        return Change(len(removed), self._change(removed, {}, None))
+
+    def clear(self) -> Change:
+        """Evict every chunk. Raises what `check_room` raises, before anything is changed."""
+        return self.remove(list(self._index))
 
     async def read(self, chunk_hashes: Sequence[str]) -> list[bytes]:
         """Read chunks, renewing them, up to the first that is not here or cannot be read.
@@ -196,7 +192,7 @@ class DiskTier:
         if not files:
             return []
         wanted = tuple(chunk_hashes[: len(files)])
-        job = _Job[Read](
+        job = Job[Read](
             hops=(partial(read_files, self._disk_dir, wanted),),
             adopt=lambda outcome: self._drop_unreadable(outcome, wanted, files),
             chunks=0,
@@ -204,7 +200,7 @@ class DiskTier:
         try:
             await self._jobs.send(job)
         except (trio.ClosedResourceError, trio.BrokenResourceError) as exc:
-            raise BackendUnavailableError(_STOPPING) from exc
+            raise BackendUnavailableError(STOPPING) from exc
         [outcome] = await job.wait()
         return outcome.payloads
 
@@ -222,9 +218,18 @@ class DiskTier:
             read_failures=self._read_failures,
         )
 
-    async def _change(self, removed: Sequence[str], written: dict[str, _ChunkFile]) -> int:
-        """Let the files follow the index. Return how many chunks could not be written."""
-        payload_of = partial(chunk_payload, chunk_bytes=self._chunk_bytes)
+    def _change(
+        self,
+        removed: Sequence[str],
+        written: dict[str, _ChunkFile],
+        payloads: Mapping[str, bytes] | None,
+    ) -> Job[Changed] | None:
+        """Let the files follow the index."""
+        payload_of = (
+            partial(chunk_payload, chunk_bytes=self._chunk_bytes)
+            if payloads is None
+            else payloads.__getitem__
+        )
         changes = [  # removals first, so that there is never a file too many
             *((chunk_hash, False) for chunk_hash in removed),
             *((chunk_hash, True) for chunk_hash in written),
@@ -234,17 +239,17 @@ class DiskTier:
             for i in range(0, len(changes), CHUNKS_PER_HOP_MAX)
         ]
         if not hops:
-            return 0
-        job = _Job[Changed](
+            return None
+        job = Job[Changed](
             hops=hops,
             adopt=lambda outcome: self._drop_unwritten(outcome, written),
             chunks=len(changes),
         )
         self._jobs.send_nowait(job)  # no await since check_room: there is room
         self._chunks_waiting += job.chunks
-        return sum(len(outcome.failed) for outcome in await job.wait())
+        return job
 
-    async def _run_job(self, job: _Job[T]) -> None:
+    async def _run_job(self, job: Job[T]) -> None:
         try:
             for hop in job.hops:
                 outcome = await self._run_sync(hop)

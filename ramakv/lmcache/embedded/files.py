@@ -117,6 +117,19 @@ def read_files(disk_dir: Path, chunk_hashes: Sequence[str]) -> Read:
     return Read(payloads, "")
 
 
+def read_chunk_file(path: Path) -> tuple[str, bytes]:
+    """Return the hash and the payload that a file holds, whatever its name.
+
+    Raises OSError when it cannot be read, ValueError when it holds no whole chunk.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_SCAN_BYTES)
+        chunk_hash, _ = _parse_head(head, size)
+        content = head if len(head) == size else head + file.readall()
+    return chunk_hash, _decode(content, chunk_hash)
+
+
 def chunk_path(disk_dir: Path, chunk_hash: str) -> str:
     """Return where the chunk's file is, or would be."""
     return os.path.join(disk_dir, _name(chunk_hash))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Set
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -14,6 +14,7 @@ from ramakv.config import HOT_LOCATION
 __all__ = [
     "DISK_LOCATION",
     "HOT_LOCATION",
+    "REMOTE_LOCATION",
     "HotTier",
     "LruTier",
     "TierStatistics",
@@ -22,6 +23,8 @@ __all__ = [
 
 DISK_LOCATION = "LocalDiskBackend"
 """Name of LMCache's disk tier."""
+REMOTE_LOCATION = "RemoteBackend"
+"""Name of LMCache's remote tier: here, another folder."""
 
 V = TypeVar("V")
 
@@ -65,6 +68,9 @@ class LruTier(Generic[V]):
     def __contains__(self, chunk_hash: object) -> bool:
         return chunk_hash in self._chunks
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._chunks)
+
     def peek(self, chunk_hash: str) -> V | None:
         """Return the chunk's value, or None, and leave its recency alone."""
         return self._chunks.get(chunk_hash)
@@ -79,10 +85,9 @@ class LruTier(Generic[V]):
     def put(self, chunk_hash: str, value: V) -> str | None:
         """Hold the chunk as the most recently used one. Return the hash it displaced, if any."""
         self.discard(chunk_hash)
-        displaced = None
-        if len(self._chunks) >= self.chunks_max:
-            displaced, old = self._chunks.popitem(last=False)
-            self._payload_bytes -= self._size_of(old)
+        displaced = self._next_to_go() if self._is_full() else None
+        if displaced is not None:
+            self.discard(displaced)
             self._evictions_lru += 1
         self._chunks[chunk_hash] = value
         self._payload_bytes += self._size_of(value)
@@ -102,6 +107,10 @@ class LruTier(Generic[V]):
         self._evictions += len(evicted)
         return evicted
 
+    def clear(self) -> int:
+        """Drop every chunk. Return how many there were."""
+        return len(self.evict(list(self._chunks)))
+
     def count(self, *, hits: int = 0, misses: int = 0) -> None:
         """Add to the hits and misses that `statistics` reports."""
         self._hits += hits
@@ -119,12 +128,39 @@ class LruTier(Generic[V]):
             evictions_lru=self._evictions_lru,
         )
 
+    def _is_full(self) -> bool:
+        return len(self._chunks) >= self.chunks_max
+
+    def _next_to_go(self) -> str | None:
+        return next(iter(self._chunks), None)
+
 
 class HotTier(LruTier[bytes]):
-    """The chunks in host memory, with their bytes."""
+    """The chunks in host memory, with their bytes.
+
+    Prefetches hold nothing here; `PinningHotTier` is where they do.
+    """
 
     def __init__(self, chunks_max: int) -> None:
         super().__init__(chunks_max, size_of=len)
+
+    @property
+    def pinned(self) -> int:
+        """How many chunks are held by prefetches."""
+        return 0
+
+    def begin(self, lookup_id: str | int) -> None:
+        """Begin to hold for this prefetch."""
+
+    def hold(self, lookup_id: str | int, chunk_hashes: Iterable[str]) -> None:
+        """Hold those of the chunks that are here."""
+
+    def consume(self, lookup_id: str | int) -> None:
+        """Let go of what this prefetch holds."""
+
+    def holders(self) -> Set[str | int]:
+        """Return the prefetches that hold chunks."""
+        return frozenset()
 
 
 def chunk_payload(chunk_hash: str, chunk_bytes: int) -> bytes:
