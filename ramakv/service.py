@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ import structlog
 import trio
 
 from ramakv import events
-from ramakv.actors.backend import BackendActor
+from ramakv.actors.backend import BackendActor, Preflight
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
 from ramakv.actors.refcount import RefcountActor
@@ -25,7 +26,9 @@ from ramakv.config import Config, resolve_path
 from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status
+from ramakv.core.topology import Finding, Level, judge
 from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
+from ramakv.lmcache.survey import survey
 from ramakv.store.database import Database
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, Store
@@ -90,7 +93,10 @@ async def open_service(
     refcount, backend or journal ends the block with it.
     """
     async with AsyncExitStack() as stack:
+        preflight: Preflight | None = None
         if client is None:
+            if config.backend_kind == "lmcache":
+                preflight = partial(_look_at_lmcache, config, [])
             client = await stack.enter_async_context(_open_client(config, run_sync))
         store = await run_sync(_open_store, config)
         try:
@@ -112,6 +118,7 @@ async def open_service(
             refcount,
             journal,
             unpaced=config.backend_kind == "noop",
+            preflight=preflight,
         )
         refcount.connect(backend)
         debug_files = (
@@ -201,6 +208,20 @@ async def _recover(
         dead_letters=len(dead),
     )
     return counts, sessions, obsolete
+
+
+async def _look_at_lmcache(config: Config, told: list[Finding]) -> bool:
+    """Log what is found of LMCache, each finding once; whether it may be called."""
+    timeout_seconds = config.backend.connect_timeout_seconds
+    # Without the look for its routes: that is a call to them, and the first real one tells too.
+    found = await survey(config.lmcache_url, timeout_seconds=timeout_seconds, probe_routes=False)
+    findings = list(judge(found))
+    for finding in findings:
+        if finding not in told:
+            level = logging.INFO if finding.level is Level.OK else logging.WARNING
+            log.log(level, finding.what, level_found=finding.level.value, advice=finding.advice)
+    told[:] = findings
+    return not any(finding.level is Level.FATAL for finding in findings)
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -28,8 +28,15 @@ log = structlog.get_logger("ramakv.backend")
 _BLOCKED_SECONDS = 0.2
 """How long to wait when what is due may not be sent, unless something ends before."""
 
+_CHECK_AGAIN_SECONDS = 30.0
+"""How often an LMCache that must not be called is looked at again."""
+
 _DRAIN_SECONDS = 2.0
 """How long calls in flight may take when the daemon stops."""
+
+
+Preflight = Callable[[], Awaitable[bool]]
+"""Looks at LMCache before the first call; whether it may be called."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +71,7 @@ class BackendActor:
         journal: Journal,
         *,
         unpaced: bool = False,
+        preflight: Preflight | None = None,
     ) -> None:
         self._client = client
         self._config = config
@@ -78,14 +86,18 @@ class BackendActor:
         self._prefetching: dict[ChunkHash, int] = {}
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
+        self._preflight = preflight
+        self._held = preflight is not None
+        self._is_refused = False
+        self._checking = trio.CancelScope()
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
 
     @property
     def is_degraded(self) -> bool:
-        """Whether LMCache is not to be relied on: the breaker is not closed."""
-        return self._breaker.state is not BreakerState.CLOSED
+        """Whether LMCache is not to be relied on: the breaker is open, or it must not be called."""
+        return self._is_refused or self._breaker.state is not BreakerState.CLOSED
 
     def prefetch(self, chunks: ChunkMap, lookup_id: str | None) -> Reply[bool]:
         """Put a prefetch in the lane. The reply says whether LMCache accepted it.
@@ -97,7 +109,7 @@ class BackendActor:
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
         if self.is_degraded:
-            waiting_max = 1 if self._breaker.can_pass(now) else 0
+            waiting_max = 1 if self._breaker.can_pass(now) and not self._is_refused else 0
         if len(self._lane) >= waiting_max:
             accepted.set(False)
             return accepted
@@ -118,6 +130,8 @@ class BackendActor:
         task_status.started()
         async with trio.open_nursery() as nursery:
             self._calls = nursery.cancel_scope
+            if self._preflight is not None:
+                nursery.start_soon(self._check_first, self._preflight)
             for _ in range(self._config.calls_in_flight_max):
                 nursery.start_soon(self._work)
 
@@ -126,6 +140,7 @@ class BackendActor:
         self._closing = True
         # What is cut off then stays in the outbox, and is sent after the next start.
         self._calls.deadline = trio.current_time() + _DRAIN_SECONDS
+        self._checking.cancel()
         self._idle_workers.unpark_all()
 
     def statistics(self) -> dict[str, object]:
@@ -136,6 +151,16 @@ class BackendActor:
             "tokens": self._bucket.tokens(trio.current_time()),
             "calls": self.calls,
         }
+
+    async def _check_first(self, preflight: Preflight) -> None:
+        """Hold all calls until LMCache was looked at; while it would come to harm, refuse them."""
+        with self._checking:
+            while not await preflight():
+                self._is_refused = True
+                self._refuse_lane()
+                await trio.sleep(_CHECK_AGAIN_SECONDS)
+            self._held = self._is_refused = False
+            self.wake()
 
     async def _work(self) -> None:
         """Send one call after the other: one of these is one call in flight at most."""
@@ -155,6 +180,8 @@ class BackendActor:
 
     def _may_send(self, now: float) -> bool:
         self._drop_late(now)
+        if self._held:
+            return False
         return self._breaker.can_pass(now) and self._bucket.ready_at(now) <= now
 
     def _pass(self, now: float) -> Permit:
@@ -167,7 +194,9 @@ class BackendActor:
 
     def _look_again_at(self, now: float) -> float:
         """When something may be sent that may not be now; a wake can come before."""
-        if not self._breaker.can_pass(now):
+        if self._held:
+            times = []
+        elif not self._breaker.can_pass(now):
             times = [self._breaker.probe_at()]
         elif (ready := self._bucket.ready_at(now)) > now:
             times = [ready]
