@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ramakv import __version__
+from ramakv.commands.lmcache_cli import lmcache
 from ramakv.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:6998"
@@ -116,6 +117,32 @@ def event(
 
 
 @main.command()
+@click.argument("session_id", metavar="SESSION")
+@_url_option
+@click.option(
+    "--engine-url",
+    metavar="URL",
+    help="Base address of LMCache's scheduler. Default: http://127.0.0.1:6999.",
+)
+@_token_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def chunks(
+    session_id: str, url: str, engine_url: str | None, token: str | None, as_json: bool
+) -> None:
+    """Show each chunk of a session and where it lies.
+
+    Asks the daemon for the map and LMCache for the places; a chunk that is hot and on disk
+    counts as hot. Some versions of LMCache cannot tell where a chunk lies.
+    """
+    from ramakv.commands.chunks import run
+
+    sys.exit(run(session_id, url, engine_url, token, as_json=as_json))
+
+
+main.add_command(lmcache)
+
+
+@main.command()
 def demo() -> None:
     """Show in a screenful what the daemon does, and why.
 
@@ -175,6 +202,19 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise click.BadParameter(f"expected max or a number above 0, got {text!r}")
     return value
+
+
+@main.command()
+@_config_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(config_path: str | None, as_json: bool) -> None:
+    """Check configuration, daemon, database and LMCache, and say what to do.
+
+    Changes nothing. Exit code 1 if something is wrong.
+    """
+    from ramakv.commands.doctor import run
+
+    sys.exit(run(config_path, as_json=as_json))
 
 
 @main.group()

@@ -167,3 +167,10 @@ class BackendUnsupportedError(BackendUnavailableError):
 
 class BackendRejectedError(BackendError):
     """LMCache answered and refused this very call: some of its hashes are not to its liking."""
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Dig the first error out of groups that hold groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import structlog
@@ -32,11 +32,6 @@ from ramakv.lmcache.survey import survey
 from ramakv.store.database import Database
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, Store
-
-if TYPE_CHECKING:
-    from hypercorn.typing import ASGIFramework
-
-    from ramakv.lmcache.embedded.engine import Engine
 
 log = structlog.get_logger("ramakv.service")
 
@@ -231,7 +226,12 @@ async def _open_client(config: Config, run_sync: RunSync) -> AsyncIterator[KVBac
         return
     async with AsyncExitStack() as stack:
         if config.backend_kind == "embedded":
-            await stack.enter_async_context(_serving_embedded_engine(config, run_sync))
+            # Here and not above: a daemon that talks to a real LMCache need not load any of it.
+            from ramakv.web.engine_server import serving_engine
+
+            url = urlsplit(config.lmcache_url)
+            engine = serving_engine(config, url.hostname or "", url.port or 80, run_sync)
+            await stack.enter_async_context(engine)
         yield await stack.enter_async_context(
             LMCacheClient(
                 config.lmcache_url,
@@ -240,35 +240,3 @@ async def _open_client(config: Config, run_sync: RunSync) -> AsyncIterator[KVBac
                 connections_max=config.backend.calls_in_flight_max,
             )
         )
-
-
-@asynccontextmanager
-async def _serving_embedded_engine(config: Config, run_sync: RunSync) -> AsyncIterator[None]:
-    """Serve the embedded engine where `lmcache_url` points."""
-    # Here and not above: a daemon that talks to a real LMCache need not load any of it.
-    from ramakv.lmcache.embedded.engine import open_engine
-    from ramakv.web.lazy_app import LazyApp
-    from ramakv.web.server import open_sockets, serve_http, socket_urls
-
-    url = urlsplit(config.lmcache_url)
-    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
-    disk_dir = resolve_path(config.embedded.disk_dir)
-    async with open_engine(config.embedded, disk_dir=disk_dir, run_sync=run_sync) as engine:
-        sockets = open_sockets(f"{host}:{url.port or 80}", key="lmcache_url")
-        log.info("embedded engine listens", urls=socket_urls(sockets), disk_dir=str(disk_dir))
-        stop = trio.Event()
-        async with trio.open_nursery() as nursery:
-            app = LazyApp(partial(_load_engine_app, engine))
-            nursery.start_soon(app.load)
-            await nursery.start(partial(serve_http, app, sockets, limits=config.limits, stop=stop))
-            try:
-                yield
-            finally:
-                stop.set()
-
-
-def _load_engine_app(engine: Engine) -> ASGIFramework:
-    from ramakv.lmcache.embedded.app import create_app
-
-    app: ASGIFramework = create_app(engine)
-    return app

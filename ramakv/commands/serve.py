@@ -17,7 +17,7 @@ import trio
 
 from ramakv import __version__
 from ramakv.config import Config, load_config
-from ramakv.errors import ConfigError, RamakvError
+from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
 from ramakv.service import open_service
 from ramakv.web.event_app import create_event_app
@@ -41,7 +41,7 @@ def run(config_path: str | None, overrides: dict[str, Any]) -> int:
     try:
         trio.run(serve, config)
     except* RamakvError as group:
-        error = _first(group)
+        error = first_error(group)
         log.error("cannot run", cause=str(error))
         code = 2 if isinstance(error, ConfigError) else 1
     except* Exception as group:
@@ -121,9 +121,3 @@ def _raise_open_files_limit() -> None:
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _first(group: BaseExceptionGroup[RamakvError]) -> RamakvError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError(group)

@@ -53,6 +53,9 @@ class Topology:
     """None: not asked, because asking could do harm, or because the answer says nothing."""
 
 
+EMBEDDED_MODEL = "ramakv-embedded"
+"""What the embedded engine calls its model."""
+
 SETTINGS = (
     "enable_async_loading",
     "use_layerwise",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from ramakv.core.topology import SETTINGS, Port, Topology, calls_itself
+from ramakv.core.topology import EMBEDDED_MODEL, SETTINGS, Port, Topology, calls_itself
 from ramakv.errors import BackendError, BackendRejectedError, BackendUnsupportedError
 from ramakv.lmcache.inspecting import LMCacheInspector
 from ramakv.lmcache.operating import LMCacheOperator
@@ -34,7 +34,8 @@ async def _port(url: str, timeout_seconds: float) -> Port:
         settings = {}
         try:
             version = await inspector.lmc_version()
-            settings = await inspector.conf(SETTINGS)
+            if meta.model_name != EMBEDDED_MODEL:  # whose prefetches ask for no setting
+                settings = await inspector.conf(SETTINGS)
         except BackendError:
             pass  # it answers, and says nothing of this
     return Port(

@@ -21,7 +21,7 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
 
-from ramakv.errors import ConfigError
+from ramakv.errors import ConfigError, first_error
 from ramakv.web.app_call import json_error
 from ramakv.web.connection import Connection, linger
 
@@ -278,7 +278,9 @@ class _Server:
         try:
             await connection.run()
         except* Exception as group:  # one client's affair
-            self._complaints.say("connection failed", error=repr(_cause(group)), exc_info=group)
+            self._complaints.say(
+                "connection failed", error=repr(first_error(group)), exc_info=group
+            )
         finally:
             self._connections.discard(connection)
 
@@ -295,7 +297,7 @@ class _Server:
 
     def _app_failed(self, group: ExceptionGroup[Exception], scope: Scope) -> None:
         self._complaints.say(
-            "request failed", path=scope.get("path"), error=repr(_cause(group)), exc_info=group
+            "request failed", path=scope.get("path"), error=repr(first_error(group)), exc_info=group
         )
 
 
@@ -387,9 +389,3 @@ class _HypercornLog(HypercornLogger):
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
         """Log that an app failed in its lifespan."""
         _log.error(message, exc_info=True)
-
-
-def _cause(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from ramakv.config import Embedded
+from ramakv.core.topology import EMBEDDED_MODEL
 from ramakv.lmcache.embedded.conf import Conf
 from ramakv.lmcache.embedded.engine import Engine
 from ramakv.lmcache.embedded.faults import Faults
@@ -23,7 +24,7 @@ from ramakv.lmcache.embedded.statistics import ChunkStatistics, ExitConditions
 from ramakv.lmcache.embedded.token_cache import TokenCache
 
 NO_ENGINE = "LMCache engine not configured."
-MODEL_NAME = "ramakv-embedded"
+MODEL_NAME = EMBEDDED_MODEL
 
 
 class Node:
