@@ -72,6 +72,7 @@ class Backend(_Section, frozen=True):
     prefetch_deadline_seconds: Seconds = 2.0
     connect_timeout_seconds: Seconds = 2.0
     call_timeout_seconds: Seconds = 12.0
+    unconsumed_chunks_max: Annotated[int, Meta(ge=0)] = 8192
     evict_tries_max: Count = 5
     retry_base_seconds: Seconds = 0.5
     retry_max_seconds: Seconds = 30.0

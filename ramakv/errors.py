@@ -20,7 +20,8 @@
     │   └── StoreIOError          the disk failed
     └── BackendError              LMCache did not do it; what it said is in the attributes
         ├── BackendUnavailableError  unreachable, too slow, or answering 5xx: try later
-        │   └── BackendUnsupportedError  this port, or this version, has no such thing
+        │   ├── BackendUnsupportedError  this port, or this version, has no such thing
+        │   └── BackendTimeoutError      no answer in time
         └── BackendRejectedError     it answered, and refused this very call
 
 Errors of libraries are mapped once, where they enter: `store.py` for SQLite,
@@ -159,6 +160,10 @@ class BackendError(RamakvError):
 
 class BackendUnavailableError(BackendError):
     """LMCache is unreachable, too slow, or answers 5xx: the same call may work later."""
+
+
+class BackendTimeoutError(BackendUnavailableError):
+    """No answer came in time: the call may yet be carried out, or LMCache hangs."""
 
 
 class BackendUnsupportedError(BackendUnavailableError):

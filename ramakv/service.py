@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -16,7 +14,7 @@ import structlog
 import trio
 
 from ramakv import events
-from ramakv.actors.backend import BackendActor, Preflight
+from ramakv.actors.backend import BackendActor, Care
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
 from ramakv.actors.refcount import RefcountActor
@@ -26,9 +24,8 @@ from ramakv.config import Config, resolve_path
 from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status
-from ramakv.core.topology import Finding, Level, judge
+from ramakv.lmcache.care import LMCacheCare
 from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
-from ramakv.lmcache.survey import survey
 from ramakv.store.database import Database
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, Store
@@ -77,21 +74,19 @@ async def open_service(
     config: Config,
     *,
     client: KVBackend | None = None,
+    care: Care | None = None,
     run_sync: RunSync = trio.to_thread.run_sync,
     wall_clock: Callable[[], float] = time.time,
     rng: random.Random | None = None,
 ) -> AsyncIterator[Service]:
     """Run the actors until the block ends; then drain them from the top down.
 
-    Everything acknowledged is on disk by then. `client` replaces the backend that the
-    configuration names. Raises ConfigError or StoreError where it cannot start; a crash of
-    refcount, backend or journal ends the block with it.
+    Everything acknowledged is on disk by then. `client` and `care` replace the backend that
+    the configuration names, and what looks after it. Raises ConfigError or StoreError where it
+    cannot start; a crash of refcount, backend or journal ends the block with it.
     """
     async with AsyncExitStack() as stack:
-        preflight: Preflight | None = None
         if client is None:
-            if config.backend_kind == "lmcache":
-                preflight = partial(_look_at_lmcache, config, [])
             client = await stack.enter_async_context(_open_client(config, run_sync))
         store = await run_sync(_open_store, config)
         try:
@@ -113,7 +108,7 @@ async def open_service(
             refcount,
             journal,
             unpaced=config.backend_kind == "noop",
-            preflight=preflight,
+            care=care or _care_for(client, config),
         )
         refcount.connect(backend)
         debug_files = (
@@ -205,18 +200,13 @@ async def _recover(
     return counts, sessions, obsolete
 
 
-async def _look_at_lmcache(config: Config, told: list[Finding]) -> bool:
-    """Log what is found of LMCache, each finding once; whether it may be called."""
-    timeout_seconds = config.backend.connect_timeout_seconds
-    # Without the look for its routes: that is a call to them, and the first real one tells too.
-    found = await survey(config.lmcache_url, timeout_seconds=timeout_seconds, probe_routes=False)
-    findings = list(judge(found))
-    for finding in findings:
-        if finding not in told:
-            level = logging.INFO if finding.level is Level.OK else logging.WARNING
-            log.log(level, finding.what, level_found=finding.level.value, advice=finding.advice)
-    told[:] = findings
-    return not any(finding.level is Level.FATAL for finding in findings)
+def _care_for(client: KVBackend, config: Config) -> LMCacheCare | None:
+    """A real LMCache needs looking after, and so does an engine that behaves like one."""
+    well_behaved = config.backend_kind == "embedded" and config.embedded.behaviour == "documented"
+    if not isinstance(client, LMCacheClient) or well_behaved:
+        return None
+    seconds = config.backend.connect_timeout_seconds
+    return LMCacheCare(client, config.lmcache_url, timeout_seconds=seconds)
 
 
 @asynccontextmanager

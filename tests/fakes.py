@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import trio
 
 from ramakv import codec, events
 from ramakv.config import Config
+from ramakv.core.topology import Condition
 from ramakv.errors import BackendUnavailableError
 from ramakv.service import Service, open_service
 
@@ -125,14 +126,39 @@ def make_config(folder: Path, **overrides: Any) -> Config:
     return msgspec.convert(table, Config)
 
 
+@dataclass
+class FakeCare:
+    """Tells of LMCache what a test sets."""
+
+    may_be_called: bool = True
+    condition: Condition = field(default_factory=Condition)
+    wedged: list[str] = field(default_factory=list)
+    diagnoses: int = 0
+
+    async def check_first(self) -> bool:
+        return self.may_be_called
+
+    async def look(self) -> Condition:
+        seen, self.condition = self.condition, replace(self.condition, restarted=False)
+        return seen
+
+    async def find_wedged(self) -> Sequence[str]:
+        self.diagnoses += 1
+        return self.wedged
+
+
 @asynccontextmanager
 async def open_agent(
-    folder: Path, lmcache: FakeLMCache | None = None, **overrides: Any
+    folder: Path,
+    lmcache: FakeLMCache | None = None,
+    care: FakeCare | None = None,
+    **overrides: Any,
 ) -> AsyncIterator[Agent]:
     """The whole service on the mock clock: real actors and a real database, a fake LMCache."""
     async with open_service(
         make_config(folder, **overrides),
         client=lmcache or FakeLMCache(),
+        care=care,
         run_sync=run_inline,
         wall_clock=lambda: 1_700_000_000.0 + trio.current_time(),
         rng=random.Random(1),

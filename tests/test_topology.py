@@ -74,6 +74,7 @@ class Stand:
 
     def __init__(self, answers: dict[str, tuple[int, Any]]) -> None:
         self.answers = answers
+        self.texts: dict[str, str] = {}
         self.asked: list[str] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -82,6 +83,8 @@ class Stand:
         self.asked.append(scope["path"])
         status, body = self.answers.get(scope["path"], (404, {"detail": "Not Found"}))
         content = msgspec.json.encode(body)
+        if text := self.texts.get(scope["path"]):
+            status, content = 200, text.encode()
         headers = [(b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content, "more_body": False})

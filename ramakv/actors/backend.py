@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import trio
@@ -19,8 +20,14 @@ from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import count_down, count_up
 from ramakv.core.evictions import Batch, Scope
-from ramakv.core.pacing import TokenBucket
-from ramakv.errors import BackendError, BackendRejectedError, BackendUnavailableError
+from ramakv.core.pacing import PrefetchBudget, TokenBucket
+from ramakv.core.topology import Condition
+from ramakv.errors import (
+    BackendError,
+    BackendRejectedError,
+    BackendTimeoutError,
+    BackendUnavailableError,
+)
 from ramakv.lmcache.client import KVBackend, fresh_lookup_id
 
 log = structlog.get_logger("ramakv.backend")
@@ -31,12 +38,27 @@ _BLOCKED_SECONDS = 0.2
 _CHECK_AGAIN_SECONDS = 30.0
 """How often an LMCache that must not be called is looked at again."""
 
+_LOOK_SECONDS = 5.0
+"""How often a running LMCache is looked at."""
+
+_LOST_AT_RESTART = {"LocalCPUBackend", "LocalDiskBackend"}
+"""Tiers of which nothing is found any more after a restart."""
+
 _DRAIN_SECONDS = 2.0
 """How long calls in flight may take when the daemon stops."""
 
 
-Preflight = Callable[[], Awaitable[bool]]
-"""Looks at LMCache before the first call; whether it may be called."""
+class Care(Protocol):
+    """What looks after a real LMCache, beside the calls."""
+
+    async def check_first(self) -> bool:
+        """Look before the first call; whether it may be called."""
+
+    async def look(self) -> Condition:
+        """Look again, now and then."""
+
+    async def find_wedged(self) -> Sequence[str]:
+        """After a call that timed out: ports that answer nothing at all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +93,7 @@ class BackendActor:
         journal: Journal,
         *,
         unpaced: bool = False,
-        preflight: Preflight | None = None,
+        care: Care | None = None,
     ) -> None:
         self._client = client
         self._config = config
@@ -86,8 +108,10 @@ class BackendActor:
         self._prefetching: dict[ChunkHash, int] = {}
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
-        self._preflight = preflight
-        self._held = preflight is not None
+        self._care = care
+        self._held = care is not None
+        self._budget = PrefetchBudget(config.unconsumed_chunks_max)
+        self._is_diagnosing = False
         self._is_refused = False
         self._checking = trio.CancelScope()
         self._closing = False
@@ -97,7 +121,11 @@ class BackendActor:
     @property
     def is_degraded(self) -> bool:
         """Whether LMCache is not to be relied on: the breaker is open, or it must not be called."""
-        return self._is_refused or self._breaker.state is not BreakerState.CLOSED
+        return (
+            self._is_refused
+            or self._budget.is_spent
+            or self._breaker.state is not BreakerState.CLOSED
+        )
 
     def prefetch(self, chunks: ChunkMap, lookup_id: str | None) -> Reply[bool]:
         """Put a prefetch in the lane. The reply says whether LMCache accepted it.
@@ -108,7 +136,9 @@ class BackendActor:
         accepted: Reply[bool] = Reply()
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
-        if self.is_degraded:
+        if not self._budget.allows(len(chunks)):
+            waiting_max = 0
+        elif self.is_degraded:
             waiting_max = 1 if self._breaker.can_pass(now) and not self._is_refused else 0
         if len(self._lane) >= waiting_max:
             accepted.set(False)
@@ -116,6 +146,7 @@ class BackendActor:
         deadline = now + self._config.prefetch_deadline_seconds
         job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted)
         self._lane.append(job)
+        self._budget.spend(len(chunks))
         # From here on: an evict that is due must not overtake it, and then be undone by it.
         count_up(self._prefetching, chunks)
         self.wake()
@@ -130,8 +161,8 @@ class BackendActor:
         task_status.started()
         async with trio.open_nursery() as nursery:
             self._calls = nursery.cancel_scope
-            if self._preflight is not None:
-                nursery.start_soon(self._check_first, self._preflight)
+            if self._care is not None:
+                nursery.start_soon(self._look_after, self._care)
             for _ in range(self._config.calls_in_flight_max):
                 nursery.start_soon(self._work)
 
@@ -152,15 +183,39 @@ class BackendActor:
             "calls": self.calls,
         }
 
-    async def _check_first(self, preflight: Preflight) -> None:
-        """Hold all calls until LMCache was looked at; while it would come to harm, refuse them."""
+    async def _look_after(self, care: Care) -> None:
+        """Hold all calls until LMCache was looked at; while it would come to harm, refuse them.
+
+        From then on, notice when it was restarted, and when prefetches fill its memory.
+        """
         with self._checking:
-            while not await preflight():
+            while not await care.check_first():
                 self._is_refused = True
                 self._refuse_lane()
                 await trio.sleep(_CHECK_AGAIN_SECONDS)
             self._held = self._is_refused = False
             self.wake()
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                await self._adapt(await care.look())
+
+    async def _adapt(self, condition: Condition) -> None:
+        if condition.restarted:
+            log.warning("LMCache was restarted: what it held is gone, and no evict of it is owed")
+            if all(set(names) <= _LOST_AT_RESTART for names in self._locations.values()):
+                await self._journal.tell(self._refcount.forgive())
+            self._answered()
+        was_paused, limit = self._budget.is_spent, self._budget.chunks_max
+        self._budget.look(condition.held_chunks)
+        if self._budget.is_spent and not was_paused:
+            log.warning(
+                "prefetching pauses: LMCache holds prefetched chunks that nobody consumed",
+                held_chunks=condition.held_chunks,
+                unconsumed_chunks_max=limit,
+                advice="it frees them when requests use them, or when it is restarted",
+            )
+        elif was_paused and not self._budget.is_spent:
+            log.info("prefetching goes on", held_chunks=condition.held_chunks)
 
     async def _work(self) -> None:
         """Send one call after the other: one of these is one call in flight at most."""
@@ -228,6 +283,8 @@ class BackendActor:
             log.debug("prefetches dropped: they waited too long", count=late)
 
     def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
+        if job.accepted.is_set:
+            return
         for chunk in job.chunks:
             count_down(self._prefetching, chunk)
         job.accepted.set(accepted)
@@ -249,6 +306,8 @@ class BackendActor:
             self._answered()
         except BackendError as error:
             self._judge(error, "prefetch", permit)
+            self._end_prefetch(job, accepted=False)
+            await self._diagnose(error)
         finally:
             self._end_prefetch(job, accepted=accepted)
 
@@ -259,6 +318,7 @@ class BackendActor:
 
     async def _send_evict(self, batch: Batch, permit: Permit) -> None:
         chunks = list(batch.chunks)
+        failure: BackendError | None = None
         try:
             await self._client.evict(chunks, self._locations[batch.scope])
         except BackendError as error:
@@ -273,12 +333,15 @@ class BackendActor:
                     chunk=books.dead[0][0],
                     cause=str(error),
                 )
+            failure = error
         else:
             books = self._refcount.evicted(batch, trio.current_time())
             self._answered()
         self.wake()  # a prefetch of these chunks need not wait any more
         if books.obsolete or books.dead:
             await self._journal.tell(books)
+        if failure is not None:
+            await self._diagnose(failure)
 
     # Judging LMCache ---------------------------------------------------------------------
 
@@ -305,6 +368,24 @@ class BackendActor:
             level = logging.WARNING if str(error) != self._last_refusal else logging.DEBUG
             self._last_refusal = str(error)
             log.log(level, "LMCache refused a call", call=call, cause=str(error))
+
+    async def _diagnose(self, error: BackendError) -> None:
+        """After a call that timed out, see whether LMCache hangs for good; one look at a time."""
+        if self._care is None or self._is_diagnosing or not isinstance(error, BackendTimeoutError):
+            return
+        self._is_diagnosing = True
+        try:
+            wedged = await self._care.find_wedged()
+        finally:
+            self._is_diagnosing = False
+        if wedged:
+            self._breaker.trip(trio.current_time())
+            self._refuse_lane()
+            log.error(
+                "LMCache hangs: restart needed",
+                ports=list(wedged),
+                advice="a disk tier that was evicted under a prefetch never gives its lock back",
+            )
 
     def _refuse_lane(self) -> None:
         """Answer the prefetches that wait: with an open breaker they would wait in vain."""

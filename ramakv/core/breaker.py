@@ -69,6 +69,12 @@ class Breaker:
         self._probe_at = math.inf
         return closed_now
 
+    def trip(self, now: float) -> None:
+        """Open at once."""
+        self.state = BreakerState.OPEN
+        self._probing = False
+        self._probe_at = now + self.open_seconds
+
     def failure(self, now: float, permit: Permit) -> bool:
         """Note that LMCache did not answer. Returns whether this opened the breaker."""
         self.failures += 1

@@ -180,6 +180,12 @@ class EvictionQueue:
         self._push(batch, now + self._backoff(batch.refusals))
         return None
 
+    def clear(self) -> dict[ChunkHash, Owed]:
+        """Forget everything that waits, and return it; what is in flight goes on."""
+        waiting = [chunk for fresh in self._fresh.values() for chunk in fresh]
+        waiting += self._retry_of
+        return {chunk: owed for chunk in waiting if (owed := self.withdraw(chunk))}
+
     def drop(self, batch: Batch, chunks: Iterable[ChunkHash]) -> dict[ChunkHash, Owed]:
         """Take chunks out of a batch that came back failed, before it is let wait again."""
         owed = {}

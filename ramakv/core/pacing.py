@@ -1,4 +1,4 @@
-"""Pacing of calls: a token bucket, and the backoff between tries. Times are in seconds."""
+"""Pacing of calls: token bucket, budget of prefetches, backoff. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -54,6 +54,40 @@ class TokenBucket:
             gained = max(0.0, now - self._refilled_at) * self.calls_per_second
             self._tokens = min(self.burst_calls_max, self._tokens + gained)
         self._refilled_at = now
+
+
+@dataclass(slots=True)
+class PrefetchBudget:
+    """How many prefetched chunks LMCache may hold that nobody consumed; 0: as many as it likes.
+
+    LMCache is looked at now and then; in between, what was sent counts, and what was sent
+    before the last look counts too, for it may have come later than that.
+    """
+
+    chunks_max: int
+    _held: int | None = None
+    _sent: int = 0
+    _sent_before: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether what LMCache says it holds is all it may."""
+        return bool(self.chunks_max) and self._held is not None and self._held >= self.chunks_max
+
+    def allows(self, chunks: int) -> bool:
+        """Whether so many more may be sent. Yes, where LMCache does not say what it holds."""
+        if not self.chunks_max or self._held is None:
+            return True
+        return self._held + self._sent_before + self._sent + chunks <= self.chunks_max
+
+    def spend(self, chunks: int) -> None:
+        """Count what is sent."""
+        self._sent += chunks
+
+    def look(self, held: int | None) -> None:
+        """Take in what LMCache says it holds."""
+        self._held = held
+        self._sent_before, self._sent = self._sent, 0
 
 
 def backoff_seconds(tries: int, base: float, ceiling: float, luck: float) -> float:

@@ -161,6 +161,12 @@ class RefCounts:
             self.evictions.retry(batch, now)
         return FailedBatch(obsolete, [(dead, batch.chunks[dead])] if dead is not None else [])
 
+    def forgive(self) -> list[OutboxRow]:
+        """Drop every evict that waits: the chunks are gone. Returns the rows to delete."""
+        owed = {**self.evictions.clear(), **self._owed}
+        self._owed.clear()
+        return [(chunk, row.generation) for chunk, row in owed.items()]
+
     def _drop_referenced(self, batch: Batch) -> list[OutboxRow]:
         """Take out of a failed batch what is referenced again, or was released anew."""
         obsolete: list[OutboxRow] = []

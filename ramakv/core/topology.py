@@ -52,6 +52,21 @@ class Topology:
     has_memory_routes: bool | None = None
     """None: not asked, because asking could do harm, or because the answer says nothing."""
 
+    @property
+    def worker(self) -> Port:
+        """The port of the first worker."""
+        return self.main if self.main.role == "worker" or not self.next.answers else self.next
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a running LMCache is, as far as it tells."""
+
+    restarted: bool = False
+    """It is another process than before: what was in its memory is gone."""
+    held_chunks: int | None = None
+    """Chunks that prefetches hold in its memory and nobody consumed; None: it does not say."""
+
 
 EMBEDDED_MODEL = "ramakv-embedded"
 """What the embedded engine calls its model."""
@@ -109,7 +124,7 @@ def judge(topology: Topology) -> Iterator[Finding]:
             "set lmcache_url to the scheduler's port, one below the first worker's",
         )
     yield from _judge_routes(topology)
-    yield from _judge_settings(main if main.role == "worker" else worker)
+    yield from _judge_settings(topology.worker)
 
 
 def _judge_routes(topology: Topology) -> Iterator[Finding]:

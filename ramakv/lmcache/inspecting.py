@@ -72,6 +72,12 @@ class LMCacheInspector(Caller):
         attributes = reply.convert(reply.json(), dict[str, Any])
         return reply.convert({**attributes, "attributes": attributes}, EngineMeta)
 
+    async def metrics(self) -> str:
+        """GET /metrics: Prometheus text; only live gauges are up to date."""
+        reply = await self._call("GET", "/metrics")
+        reply.require_success()
+        return reply.text
+
     async def kvcache_check(
         self, slots: Slots, chunk_size: int | None, *, layerwise: bool = False
     ) -> KVCacheCheck:

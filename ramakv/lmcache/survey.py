@@ -71,8 +71,12 @@ def _open(kind: type[C], url: str, timeout_seconds: float) -> C:
     )
 
 
+def port_after(url: str) -> int:
+    """The port after this one's, where the first worker listens."""
+    return (urlsplit(url).port or 80) + 1
+
+
 def _next(url: str) -> str:
-    """The port after this one, where the first worker listens."""
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit(parts._replace(netloc=f"{host}:{(parts.port or 80) + 1}"))
+    return urlunsplit(parts._replace(netloc=f"{host}:{port_after(url)}"))

@@ -19,6 +19,7 @@ import trio
 from ramakv.errors import (
     BackendError,
     BackendRejectedError,
+    BackendTimeoutError,
     BackendUnavailableError,
     BackendUnsupportedError,
 )
@@ -153,9 +154,9 @@ class Caller:
                     method, path + _query(params or {}), content=content, headers=headers
                 )
         except trio.TooSlowError as error:
-            raise BackendUnavailableError(f"{path}: no answer within {seconds:g} s") from error
+            raise BackendTimeoutError(f"{path}: no answer within {seconds:g} s") from error
         except httpx.TimeoutException as error:
-            raise BackendUnavailableError(
+            raise BackendTimeoutError(
                 f"{path}: no answer in time ({type(error).__name__})"
             ) from error
         except httpx.HTTPError as error:

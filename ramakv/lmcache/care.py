@@ -1,0 +1,86 @@
+"""Care for a real LMCache: what to look at before calls, beside them, and after one timed out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+import structlog
+
+from ramakv.core.topology import Condition, Finding, Level, Topology, judge
+from ramakv.errors import BackendError
+from ramakv.lmcache.client import LMCacheClient
+from ramakv.lmcache.inspecting import LMCacheInspector
+from ramakv.lmcache.survey import port_after, survey
+
+log = structlog.get_logger("ramakv.lmcache")
+
+_PINNED = re.compile(r"^lmcache:pin_monitor_pinned_objects_count(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_PROBE_SECONDS = 3.0
+
+
+class LMCacheCare:
+    """Looks after the LMCache that a client speaks to. Asks only what changes nothing."""
+
+    def __init__(self, client: LMCacheClient, url: str, *, timeout_seconds: float) -> None:
+        self._client = client
+        self._url = url
+        self._timeout_seconds = timeout_seconds
+        self._told: list[Finding] = []
+        self._topology: Topology | None = None
+        self._instance_id: object = None
+
+    async def check_first(self) -> bool:
+        """Log what is found, each finding once; returns whether LMCache may be called."""
+        # Without the look for its routes: that is a call to them, and the first real one tells.
+        found = await survey(self._url, timeout_seconds=self._timeout_seconds, probe_routes=False)
+        findings = list(judge(found))
+        for finding in findings:
+            if finding not in self._told:
+                level = logging.INFO if finding.level is Level.OK else logging.WARNING
+                log.log(level, finding.what, found=finding.level.value, advice=finding.advice)
+        self._told, self._topology = findings, found
+        self._instance_id = found.worker.settings.get("lmcache_instance_id")
+        if found.worker.use_mla:
+            self._client.only_port_that_counts = port_after(self._url)
+        return not any(finding.level is Level.FATAL for finding in findings)
+
+    async def look(self) -> Condition:
+        """See whether LMCache was restarted, and how many chunks prefetches hold in it."""
+        worker = self._topology.worker.url if self._topology else self._url
+        async with self._inspector(worker) as inspector:
+            try:
+                conf = await inspector.conf(["lmcache_instance_id"])
+            except BackendError:
+                return Condition()  # the calls themselves tell that it does not answer
+            try:
+                pinned = _PINNED.findall(await inspector.metrics())
+            except BackendError:
+                pinned = []
+        seen, self._instance_id = self._instance_id, conf.get("lmcache_instance_id")
+        return Condition(
+            restarted=seen is not None and self._instance_id not in (None, seen),
+            held_chunks=int(float(pinned[0])) if pinned else None,
+        )
+
+    async def find_wedged(self) -> Sequence[str]:
+        """Return the ports that do not answer the simplest question: a restart is needed there."""
+        urls = [self._url]
+        if self._topology is not None and self._topology.next.answers:
+            urls.append(self._topology.next.url)
+        return [url for url in urls if not await self._answers(url)]
+
+    async def _answers(self, url: str) -> bool:
+        async with self._inspector(url, _PROBE_SECONDS) as inspector:
+            try:
+                await inspector.lmc_version()
+            except BackendError as error:
+                return error.status is not None  # a refusal is an answer
+        return True
+
+    def _inspector(self, url: str, timeout_seconds: float | None = None) -> LMCacheInspector:
+        seconds = timeout_seconds or self._timeout_seconds
+        return LMCacheInspector(
+            url, connect_timeout_seconds=seconds, call_timeout_seconds=seconds, connections_max=1
+        )
