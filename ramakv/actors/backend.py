@@ -111,6 +111,7 @@ class BackendActor:
         self._care = care
         self._held = care is not None
         self._budget = PrefetchBudget(config.unconsumed_chunks_max)
+        self._is_paused = False
         self._is_diagnosing = False
         self._is_refused = False
         self._checking = trio.CancelScope()
@@ -136,7 +137,9 @@ class BackendActor:
         accepted: Reply[bool] = Reply()
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
-        if not self._budget.allows(len(chunks)):
+        fits = self._budget.allows(len(chunks))
+        self._tell_pause(paused=not fits)
+        if not fits:
             waiting_max = 0
         elif self.is_degraded:
             waiting_max = 1 if self._breaker.can_pass(now) and not self._is_refused else 0
@@ -193,6 +196,7 @@ class BackendActor:
                 self._is_refused = True
                 self._refuse_lane()
                 await trio.sleep(_CHECK_AGAIN_SECONDS)
+            await self._adapt(await care.look())
             self._held = self._is_refused = False
             self.wake()
             while True:
@@ -205,17 +209,21 @@ class BackendActor:
             if all(set(names) <= _LOST_AT_RESTART for names in self._locations.values()):
                 await self._journal.tell(self._refcount.forgive())
             self._answered()
-        was_paused, limit = self._budget.is_spent, self._budget.chunks_max
         self._budget.look(condition.held_chunks)
-        if self._budget.is_spent and not was_paused:
+
+    def _tell_pause(self, *, paused: bool) -> None:
+        if paused == self._is_paused:
+            return
+        self._is_paused = paused
+        if paused:
             log.warning(
                 "prefetching pauses: LMCache holds prefetched chunks that nobody consumed",
-                held_chunks=condition.held_chunks,
-                unconsumed_chunks_max=limit,
+                held_chunks=self._budget.held,
+                unconsumed_chunks_max=self._budget.chunks_max,
                 advice="it frees them when requests use them, or when it is restarted",
             )
-        elif was_paused and not self._budget.is_spent:
-            log.info("prefetching goes on", held_chunks=condition.held_chunks)
+        else:
+            log.info("prefetching goes on", held_chunks=self._budget.held)
 
     async def _work(self) -> None:
         """Send one call after the other: one of these is one call in flight at most."""

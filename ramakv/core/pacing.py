@@ -65,20 +65,20 @@ class PrefetchBudget:
     """
 
     chunks_max: int
-    _held: int | None = None
+    held: int | None = None
     _sent: int = 0
     _sent_before: int = 0
 
     @property
     def is_spent(self) -> bool:
         """Whether what LMCache says it holds is all it may."""
-        return bool(self.chunks_max) and self._held is not None and self._held >= self.chunks_max
+        return bool(self.chunks_max) and self.held is not None and self.held >= self.chunks_max
 
     def allows(self, chunks: int) -> bool:
         """Whether so many more may be sent. Yes, where LMCache does not say what it holds."""
-        if not self.chunks_max or self._held is None:
+        if not self.chunks_max or self.held is None:
             return True
-        return self._held + self._sent_before + self._sent + chunks <= self.chunks_max
+        return self.held + self._sent_before + self._sent + chunks <= self.chunks_max
 
     def spend(self, chunks: int) -> None:
         """Count what is sent."""
@@ -86,7 +86,7 @@ class PrefetchBudget:
 
     def look(self, held: int | None) -> None:
         """Take in what LMCache says it holds."""
-        self._held = held
+        self.held = held
         self._sent_before, self._sent = self._sent, 0
 
 

@@ -39,6 +39,7 @@ class Port:
     why_not: str = ""
     role: str | None = None
     version: str | None = None
+    model: str | None = None
     use_mla: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -111,7 +112,7 @@ def judge(topology: Topology) -> Iterator[Finding]:
             "ramakv with --backend noop",
         )
         return
-    if main.role == "scheduler" and not worker.answers:
+    if main.role == "scheduler" and not worker.answers and main.model != EMBEDDED_MODEL:
         yield Finding(
             Level.PROBLEM,
             f"the scheduler answers, but no worker at {worker.url}: {worker.why_not}",

@@ -43,6 +43,7 @@ async def _port(url: str, timeout_seconds: float) -> Port:
         answers=True,
         role=meta.role,
         version=version,
+        model=meta.model_name,
         use_mla=bool(meta.use_mla),
         settings=settings,
     )
