@@ -14,7 +14,8 @@ import structlog
 import trio
 
 from ramakv import events
-from ramakv.actors.backend import BackendActor, Care
+from ramakv.actors.backend import BackendActor
+from ramakv.actors.caretaker import Care
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
 from ramakv.actors.refcount import RefcountActor

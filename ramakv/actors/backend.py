@@ -7,11 +7,11 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 import trio
 
+from ramakv.actors.caretaker import Care, Caretaker
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
 from ramakv.actors.refcount import RefcountActor
@@ -20,12 +20,10 @@ from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import count_down, count_up
 from ramakv.core.evictions import Batch, Scope
-from ramakv.core.pacing import PrefetchBudget, TokenBucket
-from ramakv.core.topology import Condition
+from ramakv.core.pacing import TokenBucket
 from ramakv.errors import (
     BackendError,
     BackendRejectedError,
-    BackendTimeoutError,
     BackendUnavailableError,
 )
 from ramakv.lmcache.client import KVBackend, fresh_lookup_id
@@ -35,30 +33,11 @@ log = structlog.get_logger("ramakv.backend")
 _BLOCKED_SECONDS = 0.2
 """How long to wait when what is due may not be sent, unless something ends before."""
 
-_CHECK_AGAIN_SECONDS = 30.0
-"""How often an LMCache that must not be called is looked at again."""
-
-_LOOK_SECONDS = 5.0
-"""How often a running LMCache is looked at."""
-
 _LOST_AT_RESTART = {"LocalCPUBackend", "LocalDiskBackend"}
 """Tiers of which nothing is found any more after a restart."""
 
 _DRAIN_SECONDS = 2.0
 """How long calls in flight may take when the daemon stops."""
-
-
-class Care(Protocol):
-    """What looks after a real LMCache, beside the calls."""
-
-    async def check_first(self) -> bool:
-        """Look before the first call; whether it may be called."""
-
-    async def look(self) -> Condition:
-        """Look again, now and then."""
-
-    async def find_wedged(self) -> Sequence[str]:
-        """After a call that timed out: ports that answer nothing at all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,25 +87,15 @@ class BackendActor:
         self._prefetching: dict[ChunkHash, int] = {}
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
-        self._care = care
-        self._held = care is not None
-        self._budget = PrefetchBudget(config.unconsumed_chunks_max)
-        self._is_paused = False
-        self._is_diagnosing = False
-        self._is_refused = False
-        self._checking = trio.CancelScope()
+        self._caretaker = Caretaker(care, config.unconsumed_chunks_max)
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
 
     @property
     def is_degraded(self) -> bool:
-        """Whether LMCache is not to be relied on: the breaker is open, or it must not be called."""
-        return (
-            self._is_refused
-            or self._budget.is_spent
-            or self._breaker.state is not BreakerState.CLOSED
-        )
+        """Whether LMCache is not to be relied on for a prefetch."""
+        return self._caretaker.is_degraded or self._breaker.state is not BreakerState.CLOSED
 
     def prefetch(self, chunks: ChunkMap, lookup_id: str | None) -> Reply[bool]:
         """Put a prefetch in the lane. The reply says whether LMCache accepted it.
@@ -137,19 +106,17 @@ class BackendActor:
         accepted: Reply[bool] = Reply()
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
-        fits = self._budget.allows(len(chunks))
-        self._tell_pause(paused=not fits)
-        if not fits:
+        if not self._caretaker.allows(len(chunks)):
             waiting_max = 0
         elif self.is_degraded:
-            waiting_max = 1 if self._breaker.can_pass(now) and not self._is_refused else 0
+            waiting_max = 1 if self._breaker.can_pass(now) else 0
         if len(self._lane) >= waiting_max:
             accepted.set(False)
             return accepted
         deadline = now + self._config.prefetch_deadline_seconds
         job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted)
         self._lane.append(job)
-        self._budget.spend(len(chunks))
+        self._caretaker.sent(len(chunks))
         # From here on: an evict that is due must not overtake it, and then be undone by it.
         count_up(self._prefetching, chunks)
         self.wake()
@@ -164,8 +131,7 @@ class BackendActor:
         task_status.started()
         async with trio.open_nursery() as nursery:
             self._calls = nursery.cancel_scope
-            if self._care is not None:
-                nursery.start_soon(self._look_after, self._care)
+            nursery.start_soon(self._caretaker.run, self._after_verdict, self._after_restart)
             for _ in range(self._config.calls_in_flight_max):
                 nursery.start_soon(self._work)
 
@@ -174,7 +140,7 @@ class BackendActor:
         self._closing = True
         # What is cut off then stays in the outbox, and is sent after the next start.
         self._calls.deadline = trio.current_time() + _DRAIN_SECONDS
-        self._checking.cancel()
+        self._caretaker.close()
         self._idle_workers.unpark_all()
 
     def statistics(self) -> dict[str, object]:
@@ -186,44 +152,17 @@ class BackendActor:
             "calls": self.calls,
         }
 
-    async def _look_after(self, care: Care) -> None:
-        """Hold all calls until LMCache was looked at; while it would come to harm, refuse them.
+    def _after_verdict(self) -> None:
+        """LMCache may be called now, or must not be."""
+        if self._caretaker.is_refused:
+            self._refuse_lane()
+        self.wake()
 
-        From then on, notice when it was restarted, and when prefetches fill its memory.
-        """
-        with self._checking:
-            while not await care.check_first():
-                self._is_refused = True
-                self._refuse_lane()
-                await trio.sleep(_CHECK_AGAIN_SECONDS)
-            await self._adapt(await care.look())
-            self._held = self._is_refused = False
-            self.wake()
-            while True:
-                await trio.sleep(_LOOK_SECONDS)
-                await self._adapt(await care.look())
-
-    async def _adapt(self, condition: Condition) -> None:
-        if condition.restarted:
-            log.warning("LMCache was restarted: what it held is gone, and no evict of it is owed")
-            if all(set(names) <= _LOST_AT_RESTART for names in self._locations.values()):
-                await self._journal.tell(self._refcount.forgive())
-            self._answered()
-        self._budget.look(condition.held_chunks)
-
-    def _tell_pause(self, *, paused: bool) -> None:
-        if paused == self._is_paused:
-            return
-        self._is_paused = paused
-        if paused:
-            log.warning(
-                "prefetching pauses: LMCache holds prefetched chunks that nobody consumed",
-                held_chunks=self._budget.held,
-                unconsumed_chunks_max=self._budget.chunks_max,
-                advice="it frees them when requests use them, or when it is restarted",
-            )
-        else:
-            log.info("prefetching goes on", held_chunks=self._budget.held)
+    async def _after_restart(self) -> None:
+        """Drop the evicts that are owed, if all they are about was lost with the process."""
+        if all(set(names) <= _LOST_AT_RESTART for names in self._locations.values()):
+            await self._journal.tell(self._refcount.forgive())
+        self._answered()
 
     async def _work(self) -> None:
         """Send one call after the other: one of these is one call in flight at most."""
@@ -243,7 +182,7 @@ class BackendActor:
 
     def _may_send(self, now: float) -> bool:
         self._drop_late(now)
-        if self._held:
+        if self._caretaker.is_held:
             return False
         return self._breaker.can_pass(now) and self._bucket.ready_at(now) <= now
 
@@ -257,7 +196,7 @@ class BackendActor:
 
     def _look_again_at(self, now: float) -> float:
         """When something may be sent that may not be now; a wake can come before."""
-        if self._held:
+        if self._caretaker.is_held:
             times = []
         elif not self._breaker.can_pass(now):
             times = [self._breaker.probe_at()]
@@ -378,22 +317,9 @@ class BackendActor:
             log.log(level, "LMCache refused a call", call=call, cause=str(error))
 
     async def _diagnose(self, error: BackendError) -> None:
-        """After a call that timed out, see whether LMCache hangs for good; one look at a time."""
-        if self._care is None or self._is_diagnosing or not isinstance(error, BackendTimeoutError):
-            return
-        self._is_diagnosing = True
-        try:
-            wedged = await self._care.find_wedged()
-        finally:
-            self._is_diagnosing = False
-        if wedged:
+        if await self._caretaker.hangs(error):
             self._breaker.trip(trio.current_time())
             self._refuse_lane()
-            log.error(
-                "LMCache hangs: restart needed",
-                ports=list(wedged),
-                advice="a disk tier that was evicted under a prefetch never gives its lock back",
-            )
 
     def _refuse_lane(self) -> None:
         """Answer the prefetches that wait: with an open breaker they would wait in vain."""
