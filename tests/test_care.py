@@ -151,6 +151,34 @@ async def test_a_restart_shows_in_the_instance_id_and_held_chunks_in_the_metrics
     assert len(await care.find_wedged()) == 2
 
 
+async def test_a_restart_under_a_configured_instance_id_shows_in_the_start_of_the_process() -> None:
+    worker = stand("worker")
+    worker.answers["/conf"] = (200, {"lmcache_instance_id": "configured"})
+
+    def started(seconds: str) -> None:
+        worker.texts["/metrics"] = f"process_start_time_seconds {seconds}\n"
+
+    async with two_ports(stand("scheduler"), worker) as url, make_client(url) as client:
+        care = LMCacheCare(client, url, timeout_seconds=5.0)
+        assert await care.check_first()
+        started("1.76438e+09")
+        assert not (await care.look()).restarted
+        worker.texts["/metrics"] = ""
+        assert not (await care.look()).restarted, "nothing is said, so nothing is known"
+        started("1764380123.5")
+        assert (await care.look()).restarted
+        assert not (await care.look()).restarted
+
+
+async def test_a_metric_that_is_no_count_is_passed_over() -> None:
+    worker = stand("worker")
+    worker.texts["/metrics"] = "lmcache:pin_monitor_pinned_objects_count NaN\n"
+    async with two_ports(stand("scheduler"), worker) as url, make_client(url) as client:
+        care = LMCacheCare(client, url, timeout_seconds=5.0)
+        assert await care.check_first()
+        assert await care.look() == Condition()
+
+
 async def test_between_two_looks_the_daemon_keeps_count_itself(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -79,3 +79,21 @@ def test_a_recorded_trace_leaves_nothing_behind(
         figures = replay(daemon, Path(TRACES) / f"{name}.jsonl.gz", *options)
         assert figures["errors"] == 0
         expect_nothing_left(daemon)
+
+
+@pytest.mark.traces
+@pytest.mark.skipif(not TRACES, reason="RAMAKV_TRACES names no folder")
+def test_an_lmcache_that_hangs_when_prefetches_fill_its_memory_never_does(tmp_path: Path) -> None:
+    """A recorded trace against the embedded engine as LMCache 0.4.4: the budget protects it."""
+    budget = 1024
+    with running_daemon(
+        tmp_path,
+        RAMAKV_EMBEDDED__BEHAVIOUR="lmcache-0.4.4",
+        RAMAKV_EMBEDDED__HOT_CHUNKS_MAX=str(4 * budget),
+        RAMAKV_BACKEND__UNCONSUMED_CHUNKS_MAX=str(budget),
+    ) as daemon:
+        trace = Path(TRACES) / "claude_code_day_shared.jsonl.gz"
+        assert replay(daemon, trace, "--limit", "2000")["errors"] == 0
+        engine = f"http://127.0.0.1:{daemon.engine_port}"
+        assert httpx.get(f"{engine}/lmc_version", trust_env=False).status_code == 200
+        assert "prefetching pauses" in daemon.log.read_text(), "the budget was never reached"

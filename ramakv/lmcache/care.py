@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -16,7 +16,11 @@ from ramakv.lmcache.survey import port_after, survey
 
 log = structlog.get_logger("ramakv.lmcache")
 
-_PINNED = re.compile(r"^lmcache:pin_monitor_pinned_objects_count(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+_NUMBER = r"(\d+(?:\.\d+)?(?:e\+\d\d)?)$"
+_PINNED = re.compile(
+    r"^lmcache:pin_monitor_pinned_objects_count(?:\{[^}]*\})? " + _NUMBER, re.MULTILINE
+)
+_STARTED = re.compile(r"^process_start_time_seconds " + _NUMBER, re.MULTILINE)
 _PROBE_SECONDS = 3.0
 
 
@@ -29,7 +33,8 @@ class LMCacheCare:
         self._timeout_seconds = timeout_seconds
         self._told: list[Finding] = []
         self._topology: Topology | None = None
-        self._instance_id: object = None
+        # What a restart changes: the id, unless it is configured, and when the process began.
+        self._incarnation: dict[str, object] = {}
 
     async def check_first(self) -> bool:
         """Log what is found, each finding once; returns whether LMCache may be called."""
@@ -41,7 +46,8 @@ class LMCacheCare:
                 level = logging.INFO if finding.level is Level.OK else logging.WARNING
                 log.log(level, finding.what, found=finding.level.value, advice=finding.advice)
         self._told, self._topology = findings, found
-        self._instance_id = found.worker.settings.get("lmcache_instance_id")
+        self._incarnation = {}
+        self._is_another({"id": found.worker.settings.get("lmcache_instance_id")})
         if found.worker.use_mla:
             self._client.only_port_that_counts = port_after(self._url)
         return not any(finding.level is Level.FATAL for finding in findings)
@@ -55,14 +61,23 @@ class LMCacheCare:
             except BackendError:
                 return Condition()  # the calls themselves tell that it does not answer
             try:
-                pinned = _PINNED.findall(await inspector.metrics())
+                metrics = await inspector.metrics()
             except BackendError:
-                pinned = []
-        seen, self._instance_id = self._instance_id, conf.get("lmcache_instance_id")
+                metrics = ""
+        pinned, started = _PINNED.search(metrics), _STARTED.search(metrics)
         return Condition(
-            restarted=seen is not None and self._instance_id not in (None, seen),
-            held_chunks=int(float(pinned[0])) if pinned else None,
+            restarted=self._is_another(
+                {"id": conf.get("lmcache_instance_id"), "started": started and started[1]}
+            ),
+            held_chunks=int(float(pinned[1])) if pinned else None,
         )
+
+    def _is_another(self, seen: Mapping[str, object]) -> bool:
+        """Remember what was seen of the process; returns whether it is not the one known."""
+        seen = {name: value for name, value in seen.items() if value is not None}
+        known = self._incarnation
+        self._incarnation = {**known, **seen}
+        return any(name in known and known[name] != value for name, value in seen.items())
 
     async def find_wedged(self) -> Sequence[str]:
         """Return the ports that do not answer the simplest question: a restart is needed there."""
