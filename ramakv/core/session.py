@@ -89,19 +89,9 @@ def is_remembered(closed_ms: int, now_ms: int, memory_seconds: float) -> bool:
 
 def turn_end(state: SessionState, hashes: ChunkMap, seq: int | None) -> Step:
     """Replace the map; a suspended or unknown session becomes active."""
-    added, removed = diff(state.active_map, hashes)
-    return Step(
-        replace(
-            state,
-            status=Status.ACTIVE,
-            chunk_map=hashes,
-            turn_count=state.turn_count + 1,
-            seq=state.seq if seq is None else seq,
-            closed_ms=None,
-        ),
-        acquire=added,
-        release=removed,
-    )
+    turn_count = state.turn_count + 1
+    seq = state.seq if seq is None else seq
+    return _replace_map(replace(state, turn_count=turn_count, seq=seq), hashes)
 
 
 def resume(state: SessionState) -> Step:
@@ -112,18 +102,13 @@ def resume(state: SessionState) -> Step:
 
 def restore(state: SessionState, hashes: ChunkMap, *, pin: bool) -> Step:
     """Take over a map, the session's own or another's."""
+    return _replace_map(replace(state, pinned=state.pinned or pin), hashes)
+
+
+def _replace_map(state: SessionState, hashes: ChunkMap) -> Step:
     added, removed = diff(state.active_map, hashes)
-    return Step(
-        replace(
-            state,
-            status=Status.ACTIVE,
-            chunk_map=hashes,
-            pinned=state.pinned or pin,
-            closed_ms=None,
-        ),
-        acquire=added,
-        release=removed,
-    )
+    replaced = replace(state, status=Status.ACTIVE, chunk_map=hashes, closed_ms=None)
+    return Step(replaced, acquire=added, release=removed)
 
 
 def suspend(state: SessionState) -> Step:
