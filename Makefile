@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test check crash lock clean
+.PHONY: install run test test-lmcache check crash lock clean
 
 install: $(STAMP)
 
@@ -19,6 +19,24 @@ run: install  ## start the daemon in the foreground, with the embedded engine
 
 test: install  ## everything that the project promises, without network services
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+# A slow install, and not part of `test`. A CPU build of torch is enough: where the index gives a
+# CUDA one, name another, as in `make test-lmcache TORCH=/path/to/a/cpu/build.whl`.
+TORCH         ?= torch==2.13.0
+LMCACHE_VENV  := .venv-lmcache
+LMCACHE_PIP   := $(LMCACHE_VENV)/bin/pip --quiet --disable-pip-version-check
+LMCACHE_STAMP := $(LMCACHE_VENV)/.installed
+
+test-lmcache: install $(LMCACHE_STAMP)  ## the client and the embedded engine beside a real LMCache
+	RAMAKV_REAL_LMCACHE=$(CURDIR)/$(LMCACHE_VENV)/bin/python \
+	    $(BIN)/pytest $(PYTEST_ARGS) tests/test_lmcache_real.py
+
+$(LMCACHE_STAMP): requirements/lmcache-real.txt | install
+	$(BIN)/python -m venv $(LMCACHE_VENV)
+	$(LMCACHE_PIP) install $(TORCH)
+	$(LMCACHE_PIP) install --no-deps lmcache==0.4.4
+	$(LMCACHE_PIP) install -r requirements/lmcache-real.txt
+	touch $(LMCACHE_STAMP)
 
 check: install  ## style, types, layers
 	$(BIN)/ruff check .

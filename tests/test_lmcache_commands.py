@@ -309,6 +309,18 @@ def test_version_asks_for_each_form_of_it(lmcache: Deployment) -> None:
     assert (code, list(printed.values())) == (0, [expected] * 3)
 
 
+def test_metrics_are_lmcaches_own(lmcache: Deployment) -> None:
+    counted = 'lmcache:hits_total{model="a b"}'
+    text = f"# TYPE lmcache:hits_total counter\n{counted} 3.0\nlmcache:usage NaN\npython_info 1.0\n"
+    lmcache.set("GET /metrics", text.encode())
+    code, printed = run_json("lmcache", "metrics")
+    assert code == 0
+    assert list(printed.values()) == [{counted: "3.0", "lmcache:usage": "NaN"}] * 3
+    code, out, err = run("lmcache", "metrics")
+    assert (code, err) == (0, "")
+    assert counted in out
+
+
 def test_a_few_fields_are_columns_and_many_are_rows(lmcache: Deployment) -> None:
     lmcache.set("GET /conf", {"a": 1, "b": [1, {"c": "d"}]})
     lines = run("lmcache", "conf", "get")[1].splitlines()

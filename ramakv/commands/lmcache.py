@@ -46,6 +46,13 @@ async def versions(target: LMCacheOperator) -> dict[str, str]:
     }
 
 
+async def metrics(target: LMCacheOperator) -> dict[str, str]:
+    """Ask for the samples of LMCache's own metrics; as text, because one may be NaN."""
+    lines = (await target.metrics()).splitlines()
+    samples = (line.rpartition(" ") for line in lines if line.startswith("lmcache:"))
+    return {name: value for name, _, value in samples}
+
+
 async def _ask_all(
     call: Call, urls: Sequence[str], *, timeout_seconds: float, memory: bool
 ) -> list[Outcome]:

@@ -107,6 +107,14 @@ def inference_version() -> Call:
     return lambda target: target.inference_version()
 
 
+@asking(lmcache)
+def metrics() -> Call:
+    """Show LMCache's own metrics, without those of its process."""
+    from ramakv.commands import lmcache as asked
+
+    return asked.metrics
+
+
 @asking(conf, "get")
 @names_argument
 def conf_get(names: Sequence[str]) -> Call:
