@@ -43,10 +43,12 @@ class RealLMCache(NamedTuple):
 
 
 @contextmanager
-def running_lmcache(python: str, folder: Path, *, chunk_size: int = 256) -> Iterator[RealLMCache]:
+def running_lmcache(
+    python: str, folder: Path, *, chunk_size: int = 256, port: int | None = None
+) -> Iterator[RealLMCache]:
     """Start LMCache with this Python, wait until it answers, and stop it afterwards."""
-    port = free_port()
-    (folder / "disk").mkdir(parents=True)
+    port = port or free_port()
+    (folder / "disk").mkdir(parents=True, exist_ok=True)
     config = folder / "lmcache.yaml"
     config.write_text(_CONFIG.format(folder=folder, chunk_size=chunk_size, port_start=port - 1))
     real = RealLMCache(f"http://127.0.0.1:{port}", folder / "lmcache.log")

@@ -15,9 +15,12 @@ import httpx
 import pytest
 import trio
 
+from ramakv.core.topology import Condition
 from ramakv.errors import BackendError, BackendUnsupportedError
+from ramakv.lmcache.care import LMCacheCare
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.lmcache.operating import LMCacheOperator
+from tests.daemons import free_port
 from tests.real_lmcache import running_lmcache
 from tests.test_embedded_document import open_served_engine
 
@@ -324,6 +327,22 @@ async def test_the_daemons_client_meets_a_real_lmcache(real_url: str) -> None:
         with pytest.raises(BackendUnsupportedError):
             await client.evict(HASHES, ["LocalCPUBackend"])
         assert await client.query(HASHES) is None
+
+
+async def test_the_daemon_notices_that_a_real_lmcache_was_restarted(tmp_path: Path) -> None:
+    """Its instance id is configured, and stays."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    timeouts = {"connect_timeout_seconds": 5.0, "call_timeout_seconds": 30.0}
+    async with LMCacheClient(url, **timeouts, connections_max=1) as client:
+        care = LMCacheCare(client, url, timeout_seconds=30.0)
+        with running_lmcache(PYTHON, tmp_path, port=port):
+            assert await care.check_first()
+            for _ in range(2):
+                assert await care.look() == Condition(restarted=False, held_chunks=0)
+        with running_lmcache(PYTHON, tmp_path, port=port):
+            assert (await care.look()).restarted
+            assert not (await care.look()).restarted
 
 
 def test_every_method_is_called() -> None:
