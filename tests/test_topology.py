@@ -80,8 +80,12 @@ class Stand:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             return
-        self.asked.append(scope["path"])
-        status, body = self.answers.get(scope["path"], (404, {"detail": "Not Found"}))
+        method, path = scope["method"], scope["path"]
+        status, body = self.answers.get(path, (404, {"detail": "Not Found"}))
+        if path.startswith("/memory/") and method != "POST":
+            status, body = (status, body) if status == 404 else (405, {"detail": "Not Allowed"})
+        else:
+            self.asked.append(path)
         content = msgspec.json.encode(body)
         if text := self.texts.get(scope["path"]):
             status, content = 200, text.encode()
@@ -126,9 +130,11 @@ def stand(role: str, evict: tuple[int, Any] = (500, REFUSED)) -> Stand:
     )
 
 
-async def test_a_survey_finds_scheduler_worker_and_routes() -> None:
-    async with two_ports(stand("scheduler"), stand("worker")) as url:
+async def test_a_survey_finds_scheduler_worker_and_routes_and_calls_none_of_these() -> None:
+    first = stand("scheduler")
+    async with two_ports(first, stand("worker")) as url:
         found = await survey(url, timeout_seconds=5.0)
+    assert "/memory/evict" not in first.asked
     assert (found.main.role, found.next.role) == ("scheduler", "worker")
     assert (found.main.version, found.has_memory_routes) == ("0.4.4", True)
     assert found.next.settings == {"enable_async_loading": True}

@@ -38,8 +38,7 @@ class LMCacheCare:
 
     async def check_first(self) -> bool:
         """Log what is found, each finding once; returns whether LMCache may be called."""
-        # Without the look for its routes: that is a call to them, and the first real one tells.
-        found = await survey(self._url, timeout_seconds=self._timeout_seconds, probe_routes=False)
+        found = await survey(self._url, timeout_seconds=self._timeout_seconds)
         findings = list(judge(found))
         for finding in findings:
             if finding not in self._told:

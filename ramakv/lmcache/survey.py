@@ -6,20 +6,21 @@ from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from ramakv.core.topology import EMBEDDED_MODEL, SETTINGS, Port, Topology, calls_itself
-from ramakv.errors import BackendError, BackendRejectedError, BackendUnsupportedError
+from ramakv.errors import BackendError, BackendUnsupportedError
 from ramakv.lmcache.inspecting import LMCacheInspector
-from ramakv.lmcache.operating import LMCacheOperator
+from ramakv.lmcache.transport import Caller
 
-C = TypeVar("C", bound=LMCacheInspector)
+C = TypeVar("C", bound=Caller)
 
 
-async def survey(url: str, *, timeout_seconds: float, probe_routes: bool = True) -> Topology:
-    """Ask the configured port and the next one; look for `/memory/*` where that is safe."""
+async def survey(url: str, *, timeout_seconds: float) -> Topology:
+    """Ask the configured port and the next one; look for `/memory/*` without a call to them."""
     main, worker = await _port(url, timeout_seconds), await _port(_next(url), timeout_seconds)
     found = Topology(main, worker)
-    if not probe_routes or not main.answers or calls_itself(found):
+    if not main.answers or calls_itself(found):
         return found
-    return Topology(main, worker, await _has_memory_routes(url, timeout_seconds))
+    async with _open(_RouteFinder, url, timeout_seconds) as finder:
+        return Topology(main, worker, await finder.has("/memory/evict"))
 
 
 async def _port(url: str, timeout_seconds: float) -> Port:
@@ -49,18 +50,16 @@ async def _port(url: str, timeout_seconds: float) -> Port:
     )
 
 
-async def _has_memory_routes(url: str, timeout_seconds: float) -> bool | None:
-    """Evict nothing: the refusal of an empty list tells that the route is there."""
-    async with _open(LMCacheOperator, url, timeout_seconds) as operator:
+class _RouteFinder(Caller):
+    """Finds out whether there is a route, without the call that it stands for."""
+
+    async def has(self, path: str) -> bool | None:
+        """Ask by the wrong method: a route that is there says so, and neither acts nor forwards."""
         try:
-            await operator.memory_evict([], [])
-        except BackendUnsupportedError:
-            return False
-        except BackendRejectedError:
-            return True
+            reply = await self._call("GET", path)
         except BackendError:
             return None
-    return True
+        return {404: False, 405: True}.get(reply.status)
 
 
 def _open(kind: type[C], url: str, timeout_seconds: float) -> C:
