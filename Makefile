@@ -52,4 +52,4 @@ lock:  ## write requirements/lock.txt anew (needs uv)
 	    --python-version 3.11 --group dev pyproject.toml --output-file requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(LMCACHE_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

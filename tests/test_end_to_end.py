@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,12 @@ def test_a_recorded_trace_leaves_nothing_behind(
         expect_nothing_left(daemon)
 
 
+def held_chunks(engine: str) -> int:
+    metrics = httpx.get(f"{engine}/metrics", trust_env=False).text
+    [held] = re.findall(r"^lmcache:pin_monitor_pinned_objects_count\S* (\S+)$", metrics, re.M)
+    return int(float(held))
+
+
 @pytest.mark.traces
 @pytest.mark.skipif(not TRACES, reason="RAMAKV_TRACES names no folder")
 def test_an_lmcache_that_hangs_when_prefetches_fill_its_memory_never_does(tmp_path: Path) -> None:
@@ -92,8 +100,17 @@ def test_an_lmcache_that_hangs_when_prefetches_fill_its_memory_never_does(tmp_pa
         RAMAKV_EMBEDDED__HOT_CHUNKS_MAX=str(4 * budget),
         RAMAKV_BACKEND__UNCONSUMED_CHUNKS_MAX=str(budget),
     ) as daemon:
-        trace = Path(TRACES) / "claude_code_day_shared.jsonl.gz"
-        assert replay(daemon, trace, "--limit", "2000")["errors"] == 0
         engine = f"http://127.0.0.1:{daemon.engine_port}"
-        assert httpx.get(f"{engine}/lmc_version", trust_env=False).status_code == 200
+        trace = Path(TRACES) / "claude_code_day_shared.jsonl.gz"
+        held = []
+        with ThreadPoolExecutor() as threads:
+            replaying = threads.submit(replay, daemon, trace, "--limit", "2000")
+            while not replaying.done():
+                held.append(held_chunks(engine))
+                time.sleep(0.1)
+        assert replaying.result()["errors"] == 0
+        assert max(held) <= budget
         assert "prefetching pauses" in daemon.log.read_text(), "the budget was never reached"
+        tiers = httpx.get(f"{engine}/engine/stats", trust_env=False).json()["tiers"]
+        assert tiers["LocalCPUBackend"]["evictions"] > 0
+        assert tiers["LocalDiskBackend"]["evictions"] == 0
