@@ -27,6 +27,8 @@ ENVIRONMENT_PREFIX = "RAMAKV_"
 
 HOT_LOCATION = "LocalCPUBackend"
 """Name of LMCache's hot tier, the only one that a suspend touches."""
+DISK_LOCATION = "LocalDiskBackend"
+"""Name of LMCache's disk tier."""
 
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]

@@ -14,7 +14,7 @@ import trio
 
 from ramakv.config import Limits
 from ramakv.core.topology import Level, Port, Topology, judge
-from ramakv.lmcache.survey import survey
+from ramakv.lmcache.survey import neighbour, survey
 from ramakv.web.server import open_sockets, serve_http
 from tests.daemons import serving
 
@@ -128,6 +128,18 @@ def stand(role: str, evict: tuple[int, Any] = (500, REFUSED)) -> Stand:
             "/memory/evict": evict,
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "distance", "beside"),
+    [
+        ("http://lmcache:6999", 1, "http://lmcache:7000"),
+        ("http://lmcache", -1, "http://lmcache:79"),
+        ("http://user:secret@[::1]:6999/", 1, "http://user:secret@[::1]:7000"),
+    ],
+)
+def test_a_neighbour_differs_by_its_port_alone(url: str, distance: int, beside: str) -> None:
+    assert neighbour(url, distance) == beside
 
 
 async def test_a_survey_finds_scheduler_worker_and_routes_and_calls_none_of_these() -> None:

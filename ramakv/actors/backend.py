@@ -15,7 +15,7 @@ from ramakv.actors.caretaker import Care, Caretaker
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
 from ramakv.actors.refcount import RefcountActor
-from ramakv.config import Backend as BackendConfig
+from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import count_down, count_up
@@ -33,7 +33,7 @@ log = structlog.get_logger("ramakv.backend")
 _BLOCKED_SECONDS = 0.2
 """How long to wait when what is due may not be sent, unless something ends before."""
 
-_LOST_AT_RESTART = {"LocalCPUBackend", "LocalDiskBackend"}
+_LOST_AT_RESTART = {HOT_LOCATION, DISK_LOCATION}
 """Tiers of which nothing is found any more after a restart."""
 
 _DRAIN_SECONDS = 2.0

@@ -129,6 +129,19 @@ class SessionActor:
         assert self._state is not None
         return self._state
 
+    @property
+    def _active(self) -> SessionState:
+        """The state of a session that is active. Raises NotFoundError where it is not."""
+        state = self._known
+        if state.status is Status.UNKNOWN:
+            raise NotFoundError(f"session '{self.session_id}' not found")
+        if state.status is Status.SUSPENDED:
+            raise NotFoundError(
+                f"session '{self.session_id}' is suspended; a turn_start or a snapshot_restore "
+                "brings it back"
+            )
+        return state
+
     async def _handle(self, request: Request) -> Outcome:
         match request:
             case events.TurnStart():
@@ -203,12 +216,7 @@ class SessionActor:
         )
 
     def _session_map(self) -> events.SessionMapData:
-        state = self._known
-        if state.status is Status.UNKNOWN:
-            raise self._not_found()
-        if state.status is Status.SUSPENDED:
-            raise self._is_suspended()
-        return events.SessionMapData(self.session_id, state.chunk_map)
+        return events.SessionMapData(self.session_id, self._active.chunk_map)
 
     async def _close(self, *, keep_pinned: bool) -> events.SessionCloseData:
         state = self._known
@@ -267,11 +275,7 @@ class SessionActor:
             await self._around.refcount.undo(fork_owner(fork), fork.chunks)
 
     def _new_fork(self) -> Fork:
-        state = self._known
-        if state.status is Status.UNKNOWN:
-            raise self._not_found()
-        if state.status is Status.SUSPENDED:
-            raise self._is_suspended()
+        state = self._active
         forks_max = self._around.config.limits.forks_per_session_max
         if len(state.forks) >= forks_max:
             raise TooLargeError(
@@ -346,15 +350,6 @@ class SessionActor:
         if self._around.debug_files is None:
             return False
         return await self._around.debug_files.write(event, self._known.turn_count)
-
-    def _not_found(self) -> NotFoundError:
-        return NotFoundError(f"session '{self.session_id}' not found")
-
-    def _is_suspended(self) -> NotFoundError:
-        return NotFoundError(
-            f"session '{self.session_id}' is suspended; a turn_start or a snapshot_restore "
-            "brings it back"
-        )
 
     def _trace(self, ask: Ask) -> None:
         state = self._known

@@ -20,10 +20,9 @@ from ramakv.commands.lmcache_targets import (
     refuse_one_process,
     run_trio,
 )
-from ramakv.config import HOT_LOCATION
+from ramakv.config import DISK_LOCATION, HOT_LOCATION
 from ramakv.errors import BackendError, BackendUnsupportedError
 
-DISK_LOCATION = "LocalDiskBackend"
 TIMEOUT_SECONDS = 15.0
 
 _WORDS = {HOT_LOCATION: "hot", DISK_LOCATION: "on disk"}

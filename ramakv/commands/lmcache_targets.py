@@ -12,6 +12,7 @@ import trio
 from ramakv.errors import BackendError, BackendUnavailableError, BackendUnsupportedError
 from ramakv.lmcache.inspecting import LMCacheInspector
 from ramakv.lmcache.operating import LMCacheOperator
+from ramakv.lmcache.survey import neighbour, port_beside
 
 T = TypeVar("T")
 
@@ -184,8 +185,4 @@ def open_inspector(url: str, timeout_seconds: float) -> LMCacheInspector:
 
 def _neighbour(url: str, distance: int) -> str | None:
     """Return the address so many ports further, if there is such a port."""
-    parts = httpx.URL(url)
-    port = (parts.port or 80) + distance
-    if not 0 < port <= PORT_MAX:
-        return None
-    return str(parts.copy_with(port=port)).rstrip("/")
+    return neighbour(url, distance) if 0 < port_beside(url, distance) <= PORT_MAX else None

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from ramakv.commands.replay_report import Answer
+from ramakv.config import HOT_LOCATION
 from ramakv.errors import ConfigError
 
 REPLY_BYTES_MAX = 8 * 1024 * 1024
@@ -18,7 +19,6 @@ _TIMEOUT = httpx.Timeout(30, connect=5).as_dict()
 # Shorter than the keep-alive timeout of any usual server: a connection that the server is about
 # to close must not carry a call.
 _KEEPALIVE_SECONDS = 3.0
-_HOT = "LocalCPUBackend"
 
 
 class _Envelope(msgspec.Struct):
@@ -166,7 +166,7 @@ def _read_retrieved(status: int, body: bytes) -> Answer:
         reply = _retrieved.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Answer(error=f"not a reply to a retrieve: {error}")
-    hot = reply.found.get(_HOT, 0)
+    hot = reply.found.get(HOT_LOCATION, 0)
     return Answer(hot=hot, disk=sum(reply.found.values()) - hot, missing=reply.num_missing)
 
 

@@ -72,14 +72,8 @@ class Condition:
 EMBEDDED_MODEL = "ramakv-embedded"
 """What the embedded engine calls its model."""
 
-SETTINGS = (
-    "enable_async_loading",
-    "use_layerwise",
-    "local_cpu",
-    "enable_chunk_hashes_return",
-    "lmcache_instance_id",
-)
-"""Settings that the rules look at."""
+SETTINGS = ("enable_async_loading", "use_layerwise", "local_cpu", "lmcache_instance_id")
+"""Settings that the rules look at, and the id by which a restart shows."""
 
 
 def calls_itself(topology: Topology) -> bool:

@@ -12,7 +12,7 @@ from ramakv.core.topology import Condition, Finding, Level, Topology, judge
 from ramakv.errors import BackendError
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.lmcache.inspecting import LMCacheInspector
-from ramakv.lmcache.survey import port_after, survey
+from ramakv.lmcache.survey import port_beside, survey
 
 log = structlog.get_logger("ramakv.lmcache")
 
@@ -48,7 +48,7 @@ class LMCacheCare:
         self._incarnation = {}
         self._is_another({"id": found.worker.settings.get("lmcache_instance_id")})
         if found.worker.use_mla:
-            self._client.only_port_that_counts = port_after(self._url)
+            self._client.only_port_that_counts = port_beside(self._url, 1)
         return not any(finding.level is Level.FATAL for finding in findings)
 
     async def look(self) -> Condition:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from typing import TypeVar
-from urllib.parse import urlsplit, urlunsplit
+
+import httpx
 
 from ramakv.core.topology import EMBEDDED_MODEL, SETTINGS, Port, Topology, calls_itself
 from ramakv.errors import BackendError, BackendUnsupportedError
@@ -15,7 +16,8 @@ C = TypeVar("C", bound=Caller)
 
 async def survey(url: str, *, timeout_seconds: float) -> Topology:
     """Ask the configured port and the next one; look for `/memory/*` without a call to them."""
-    main, worker = await _port(url, timeout_seconds), await _port(_next(url), timeout_seconds)
+    main = await _port(url, timeout_seconds)
+    worker = await _port(neighbour(url, 1), timeout_seconds)
     found = Topology(main, worker)
     if not main.answers or calls_itself(found):
         return found
@@ -71,12 +73,11 @@ def _open(kind: type[C], url: str, timeout_seconds: float) -> C:
     )
 
 
-def port_after(url: str) -> int:
-    """The port after this one's, where the first worker listens."""
-    return (urlsplit(url).port or 80) + 1
+def port_beside(url: str, distance: int) -> int:
+    """The port so many further than this one's: 1 is where a scheduler's first worker listens."""
+    return (httpx.URL(url).port or 80) + distance
 
 
-def _next(url: str) -> str:
-    parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return urlunsplit(parts._replace(netloc=f"{host}:{port_after(url)}"))
+def neighbour(url: str, distance: int) -> str:
+    """The same address so many ports further; there need not be such a port."""
+    return str(httpx.URL(url).copy_with(port=port_beside(url, distance))).rstrip("/")

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ramakv.config import HOT_LOCATION
+from ramakv.config import DISK_LOCATION, HOT_LOCATION
 
 __all__ = [
     "DISK_LOCATION",
@@ -21,8 +21,6 @@ __all__ = [
     "chunk_payload",
 ]
 
-DISK_LOCATION = "LocalDiskBackend"
-"""Name of LMCache's disk tier."""
 REMOTE_LOCATION = "RemoteBackend"
 """Name of LMCache's remote tier: here, another folder."""
 
