@@ -41,6 +41,14 @@ def test_one_process_on_both_ports_is_fatal_and_nothing_else_is_said() -> None:
     assert "forward to itself" in words(both)
 
 
+def test_one_process_is_fatal_by_its_second_port_too() -> None:
+    first = Port(MAIN, answers=True, role="scheduler")
+    second = Port(NEXT, answers=True, role="scheduler")
+    both = Topology(second, Port("http://h:7001", why_not="refused"), previous=first)
+    assert levels(both) == [Level.OK, Level.FATAL]
+    assert f"{NEXT} and {MAIN} are one process" in words(both)
+
+
 def test_nobody_there_is_one_problem() -> None:
     assert levels(Topology(Port(MAIN, why_not="refused"), Port(NEXT))) == [Level.PROBLEM]
 
@@ -157,6 +165,14 @@ async def test_a_survey_never_calls_memory_routes_of_a_process_that_would_call_i
     async with two_ports(first, stand("scheduler")) as url:
         found = await survey(url, timeout_seconds=5.0)
     assert "/memory/evict" not in first.asked
+    assert Level.FATAL in levels(found)
+
+
+async def test_a_survey_of_the_second_port_of_one_process_finds_the_first() -> None:
+    second = stand("scheduler")
+    async with two_ports(stand("scheduler"), second) as url:
+        found = await survey(neighbour(url, 1), timeout_seconds=5.0)
+    assert "/memory/evict" not in second.asked
     assert Level.FATAL in levels(found)
 
 

@@ -52,6 +52,8 @@ class Topology:
     next: Port
     has_memory_routes: bool | None = None
     """None: not asked, because asking could do harm, or because the answer says nothing."""
+    previous: Port | None = None
+    """The port before the configured one; asked only where the next is no worker."""
 
     @property
     def worker(self) -> Port:
@@ -76,13 +78,17 @@ SETTINGS = ("enable_async_loading", "use_layerwise", "local_cpu", "lmcache_insta
 """Settings that the rules look at, and the id by which a restart shows."""
 
 
-def calls_itself(topology: Topology) -> bool:
-    """Whether a forwarded call would come back to the same process, for ever.
+def find_twin(topology: Topology) -> Port | None:
+    """Return the port that is the configured one's process again: a call would never end there.
 
     With one process for scheduler and worker (TP = 1), 0.4.4 serves both ports with one app:
-    the port after the scheduler's says that it is the scheduler, too.
+    the port after the scheduler's says that it is the scheduler, too, and each call comes back
+    to it. Either port may be the configured one.
     """
-    return topology.main.role == topology.next.role == "scheduler"
+    if topology.main.role != "scheduler":
+        return None
+    beside = (topology.next, topology.previous)
+    return next((port for port in beside if port and port.role == "scheduler"), None)
 
 
 def judge(topology: Topology) -> Iterator[Finding]:
@@ -97,10 +103,10 @@ def judge(topology: Topology) -> Iterator[Finding]:
         )
         return
     yield Finding(Level.OK, f"LMCache {main.version or '(of unknown version)'} at {main.url}")
-    if calls_itself(topology):
+    if twin := find_twin(topology):
         yield Finding(
             Level.FATAL,
-            f"{main.url} and {worker.url} are one process (both say role=scheduler): one call to "
+            f"{main.url} and {twin.url} are one process (both say role=scheduler): one call to "
             "/memory/* would forward to itself for ever",
             "run scheduler and workers as processes of their own (TP of 2 or more), or start "
             "ramakv with --backend noop",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import httpx
 
-from ramakv.core.topology import EMBEDDED_MODEL, SETTINGS, Port, Topology, calls_itself
+from ramakv.core.topology import EMBEDDED_MODEL, SETTINGS, Port, Topology, find_twin
 from ramakv.errors import BackendError, BackendUnsupportedError
 from ramakv.lmcache.inspecting import LMCacheInspector
 from ramakv.lmcache.transport import Caller
@@ -18,11 +19,14 @@ async def survey(url: str, *, timeout_seconds: float) -> Topology:
     """Ask the configured port and the next one; look for `/memory/*` without a call to them."""
     main = await _port(url, timeout_seconds)
     worker = await _port(neighbour(url, 1), timeout_seconds)
-    found = Topology(main, worker)
-    if not main.answers or calls_itself(found):
+    previous = None
+    if main.role == "scheduler" and worker.role != "worker":
+        previous = await _port(neighbour(url, -1), timeout_seconds)
+    found = Topology(main, worker, previous=previous)
+    if not main.answers or find_twin(found):
         return found
     async with _open(_RouteFinder, url, timeout_seconds) as finder:
-        return Topology(main, worker, await finder.has("/memory/evict"))
+        return replace(found, has_memory_routes=await finder.has("/memory/evict"))
 
 
 async def _port(url: str, timeout_seconds: float) -> Port:
