@@ -55,6 +55,23 @@ async def test_after_a_restart_of_lmcache_nothing_is_owed(
     assert again.calls == lmcache.calls == []
 
 
+async def test_what_was_released_since_lmcache_restarted_is_evicted_from_the_new_process(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    care, lmcache = FakeCare(), FakeLMCache()
+    async with open_agent(tmp_path, lmcache, care) as agent:
+        await agent.turn_end("s", "old", "kept")
+        lmcache.fault = outage
+        await agent.turn_end("s", "kept")
+        await trio.sleep(6)  # a look has seen the process that is about to end
+        await agent.turn_end("s", "kept", "new")
+        await agent.turn_end("s", "kept")
+        care.condition = Condition(restarted=True)
+        lmcache.fault, lmcache.calls = None, []
+        await trio.sleep(60)
+        assert lmcache.evicted() == ["new"]
+
+
 async def test_a_restart_does_not_forgive_what_lies_in_a_remote_tier(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -148,6 +165,7 @@ async def test_a_restart_shows_in_the_instance_id_and_held_chunks_in_the_metrics
         assert (await care.look()).restarted
         assert not (await care.look()).restarted
         assert await care.find_wedged() == []
+    assert await care.look() == Condition(answers=False)
     assert len(await care.find_wedged()) == 2
 
 

@@ -15,7 +15,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ramakv.actors.steps import Steps
-from ramakv.errors import InternalError, TooLargeError
+from ramakv.errors import InternalError, StoreIOError, TooLargeError
 from ramakv.service import open_service
 from tests.fakes import Agent, FakeLMCache, make_config, open_agent
 
@@ -157,3 +157,42 @@ async def test_open_forks_of_a_session_are_limited(
             await agent.send("session_fork", "s")
         await agent.send("session_fork_end", "s")
         await agent.send("session_fork", "s", child_session_id="child")
+
+
+async def test_a_fork_that_became_durable_while_the_daemon_stopped_is_answered_so(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    slow, answers = 0.0, list[Any]()
+
+    async def fork(agent: Agent) -> None:
+        answers.append(await agent.send("session_fork", "parent", child_session_id="child"))
+
+    async with (
+        trio.open_nursery() as outliving,
+        open_agent_with_slow_commits(tmp_path, lambda: slow) as agent,
+    ):
+        await agent.turn_end("parent", "a")
+        slow = 2.0
+        outliving.start_soon(fork, agent)
+        await wait_all_tasks_blocked()
+    assert answers == [{"forked": True, "fork_id": 1}]
+    assert counts_of_rows(tmp_path) == {"a": 3}
+
+
+async def test_a_fork_is_taken_up_without_reading_the_store(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async def run_sync(function: Any, *args: Any, limiter: object = None) -> Any:
+        await trio.lowlevel.checkpoint()
+        if function.__name__ == "load":
+            raise StoreIOError("the disk cannot be read")
+        return function(*args)
+
+    async with open_service(
+        make_config(tmp_path), client=FakeLMCache(), run_sync=run_sync
+    ) as service:
+        agent = Agent(service)
+        await agent.turn_end("parent", "a")
+        assert (await agent.send("session_fork", "parent", child_session_id="child"))["forked"]
+        assert (await agent.send("session_fork_end", "parent"))["matched"]
+        assert agent.counts() == counts_of_rows(tmp_path) == {"a": 2}

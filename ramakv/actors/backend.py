@@ -158,10 +158,13 @@ class BackendActor:
             self._refuse_lane()
         self.wake()
 
-    async def _after_restart(self) -> None:
-        """Drop the evicts that are owed, if all they are about was lost with the process."""
+    async def _after_restart(self, seen_at: float) -> None:
+        """Drop the evicts that are owed, if all they are about was lost with the process.
+
+        What was released since it was last seen alive may be in the new process already.
+        """
         if all(set(names) <= _LOST_AT_RESTART for names in self._locations.values()):
-            await self._journal.tell(self._refcount.forgive())
+            await self._journal.tell(self._refcount.forgive(seen_at))
         self._answered()
 
     async def _work(self) -> None:

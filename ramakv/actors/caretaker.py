@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -48,6 +49,7 @@ class Caretaker:
         self._budget = PrefetchBudget(unconsumed_chunks_max)
         self._is_paused = False
         self._is_diagnosing = False
+        self._seen_at = -math.inf
         self._scope = trio.CancelScope()
 
     @property
@@ -76,9 +78,12 @@ class Caretaker:
         self._budget.spend(chunks)
 
     async def run(
-        self, on_verdict: Callable[[], None], on_restart: Callable[[], Awaitable[None]]
+        self, on_verdict: Callable[[], None], on_restart: Callable[[float], Awaitable[None]]
     ) -> None:
-        """Look before the first call, then now and then, until `close`."""
+        """Look before the first call, then now and then, until `close`.
+
+        `on_restart` is told when the process that ended was last seen alive.
+        """
         if self._care is None:
             return
         with self._scope:
@@ -86,16 +91,23 @@ class Caretaker:
                 self.is_refused = True
                 on_verdict()
                 await trio.sleep(_CHECK_AGAIN_SECONDS)
-            self._budget.look((await self._care.look()).held_chunks)
+            await self._look(on_restart)
             self.is_held = self.is_refused = False
             on_verdict()
             while True:
                 await trio.sleep(_LOOK_SECONDS)
-                condition = await self._care.look()
-                if condition.restarted:
-                    log.warning("LMCache was restarted: what it held is gone")
-                    await on_restart()
-                self._budget.look(condition.held_chunks)
+                await self._look(on_restart)
+
+    async def _look(self, on_restart: Callable[[float], Awaitable[None]]) -> None:
+        assert self._care is not None
+        began = trio.current_time()
+        condition = await self._care.look()
+        if condition.restarted:
+            log.warning("LMCache was restarted: what it held is gone")
+            await on_restart(self._seen_at)
+        if condition.answers:
+            self._seen_at = began
+        self._budget.look(condition.held_chunks)
 
     def close(self) -> None:
         """Look no more."""

@@ -198,9 +198,9 @@ class RefcountActor:
         failed = self._counts.evict_failed(batch, now, rejected=rejected)
         return Bookkeeping(obsolete=failed.obsolete, dead=failed.dead, dead_reason=reason)
 
-    def forgive(self) -> Bookkeeping:
-        """Drop every evict that waits: LMCache lost what they are about."""
-        return Bookkeeping(obsolete=self._counts.forgive())
+    def forgive(self, released_before: float) -> Bookkeeping:
+        """Drop the evicts that wait since before then: LMCache lost what they are about."""
+        return Bookkeeping(obsolete=self._counts.forgive(released_before))
 
     def prefetch_succeeded(self, now: float) -> None:
         """Note that LMCache works, for the judgement of hashes that it rejects."""

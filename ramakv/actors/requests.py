@@ -36,6 +36,8 @@ class EndPrepared:
     """Take up a prepared fork, if the child has stored it, or let go of its chunks."""
 
     fork: Fork
+    stored: bool | None
+    """None: the child crashed over it, and only the store knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from ramakv.actors.surroundings import Surroundings
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState, Status, is_remembered
-from ramakv.errors import RamakvError, UnavailableError
+from ramakv.errors import InternalError, RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, ParentsFork
 
@@ -149,20 +149,36 @@ class Router:
     async def _carry_out_fork(
         self, event: events.SessionFork, child: str, reply: Reply[events.SessionForkData]
     ) -> None:
-        """Have the parent hold the chunks, the child store everything, the parent look it up."""
+        """Have the parent hold the chunks, the child store everything, the parent take it up."""
         try:
             prepared = await self._ask(event.session_id, PrepareFork())
             assert isinstance(prepared, Prepared)
-            fork = prepared.fork
+            fork, stored = prepared.fork, None
             try:
                 parents_fork = ParentsFork(event.session_id, fork)
                 await self._ask(child, Inherit(parents_fork, prepared.chunk_map))
+                stored = True
+            except RamakvError as error:
+                stored = None if isinstance(error, InternalError) else False
+                raise
             finally:
-                await self._deliver(event.session_id, EndPrepared(fork))
+                await self._end_prepared(event.session_id, EndPrepared(fork, stored))
         except RamakvError as error:
             reply.fail(error)
         else:
             reply.set(events.SessionForkData(forked=True, fork_id=fork.fork_id))
+
+    async def _end_prepared(self, session_id: str, request: EndPrepared) -> None:
+        """Tell the parent. Where that cannot be, the answer is the child's all the same."""
+        try:
+            await self._deliver(session_id, request)
+        except RamakvError as error:
+            log.warning(
+                "a fork's parent could not be told of it; its chunks are kept until a restart",
+                session_id=session_id,
+                fork_id=request.fork.fork_id,
+                cause=str(error),
+            )
 
     async def _await_prefetch(self, outcome: Prefetching) -> tuple[bool, bool]:
         """Wait for LMCache's acceptance, not longer than the bound: (sent, degraded)."""

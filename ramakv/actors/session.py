@@ -168,7 +168,7 @@ class SessionActor:
                 await self._apply(step, parents_fork=request.parents_fork)
                 return None
             case EndPrepared():
-                await self._end_prepared(request.fork)
+                await self._end_prepared(request.fork, request.stored)
                 return None
             case ReadSnapshot():
                 return self._snapshot()
@@ -262,14 +262,17 @@ class SessionActor:
         self._prepared.add(fork.fork_id)
         return Prepared(fork, self._known.chunk_map)
 
-    async def _end_prepared(self, fork: Fork) -> None:
-        """Take a prepared fork up if the child stored it; the store knows, whatever happened."""
-        try:
-            stored = (await self._around.journal.load(self.session_id)).forks
-        finally:
-            self._prepared.discard(fork.fork_id)
-        self._adopt_state(replace(self._known, forks=stored))
-        if fork in stored:
+    async def _end_prepared(self, fork: Fork, stored: bool | None) -> None:
+        """Take a prepared fork up if the child stored it, or let go of its chunks."""
+        is_ours = fork.fork_id in self._prepared
+        self._prepared.discard(fork.fork_id)
+        if is_ours and stored is not None:
+            forks = (*self._known.forks, fork) if stored else self._known.forks
+        else:  # the child crashed, or this actor's predecessor: the store knows what there is
+            forks = (await self._around.journal.load(self.session_id)).forks
+            stored = fork in forks if stored is None else stored
+        self._adopt_state(replace(self._known, forks=forks))
+        if stored:
             await self._around.refcount.keep(fork_owner(fork), fork.chunks)
         else:
             await self._around.refcount.undo(fork_owner(fork), fork.chunks)

@@ -51,6 +51,8 @@ class Batch:
 
     scope: Scope
     chunks: dict[ChunkHash, int]
+    since: float
+    """When the last of these chunks was released."""
     tries: int = 0
     refusals: int = 0
     refused_since: float | None = None
@@ -168,7 +170,7 @@ class EvictionQueue:
         if len(chunks) > 1:
             middle = len(chunks) // 2
             for half in (chunks[:middle], chunks[middle:]):
-                self._push(Batch(batch.scope, dict(half)), now)
+                self._push(Batch(batch.scope, dict(half), batch.since), now)
             return None
         if not chunks:
             return None
@@ -180,10 +182,15 @@ class EvictionQueue:
         self._push(batch, now + self._backoff(batch.refusals))
         return None
 
-    def clear(self) -> dict[ChunkHash, Owed]:
-        """Forget everything that waits, and return it; what is in flight goes on."""
-        waiting = [chunk for fresh in self._fresh.values() for chunk in fresh]
-        waiting += self._retry_of
+    def clear(self, released_before: float) -> dict[ChunkHash, Owed]:
+        """Forget what waits since before then, and return it; what is in flight goes on."""
+        waiting = [
+            chunk
+            for fresh in self._fresh.values()
+            for chunk, entry in fresh.items()
+            if entry.since < released_before
+        ]
+        waiting += [c for c, batch in self._retry_of.items() if batch.since < released_before]
         return {chunk: owed for chunk in waiting if (owed := self.withdraw(chunk))}
 
     def drop(self, batch: Batch, chunks: Iterable[ChunkHash]) -> dict[ChunkHash, Owed]:
@@ -229,11 +236,12 @@ class EvictionQueue:
             if not due and not flush:
                 continue
             ready = (chunk for chunk in fresh if chunk not in busy and chunk not in self._in_flight)
-            chunks = {c: fresh[c].generation for c in itertools.islice(ready, limit)}
-            if chunks:
-                for chunk in chunks:
+            taken = {chunk: fresh[chunk] for chunk in itertools.islice(ready, limit)}
+            if taken:
+                for chunk in taken:
                     del fresh[chunk]
-                return Batch(scope, chunks)
+                generations = {chunk: entry.generation for chunk, entry in taken.items()}
+                return Batch(scope, generations, max(entry.since for entry in taken.values()))
         return None
 
     def _land(self, batch: Batch) -> None:

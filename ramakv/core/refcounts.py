@@ -161,10 +161,12 @@ class RefCounts:
             self.evictions.retry(batch, now)
         return FailedBatch(obsolete, [(dead, batch.chunks[dead])] if dead is not None else [])
 
-    def forgive(self) -> list[OutboxRow]:
-        """Drop every evict that waits: the chunks are gone. Returns the rows to delete."""
-        owed = {**self.evictions.clear(), **self._owed}
-        self._owed.clear()
+    def forgive(self, released_before: float) -> list[OutboxRow]:
+        """Drop evicts that wait since before then: the chunks are gone. Returns the rows to delete.
+
+        Rows that wait for a commit to be decided stay: they are dropped, or owed, after it.
+        """
+        owed = self.evictions.clear(released_before)
         return [(chunk, row.generation) for chunk, row in owed.items()]
 
     def _drop_referenced(self, batch: Batch) -> list[OutboxRow]:

@@ -65,6 +65,7 @@ class Topology:
 class Condition:
     """How a running LMCache is, as far as it tells."""
 
+    answers: bool = True
     restarted: bool = False
     """It is another process than before: what was in its memory is gone."""
     held_chunks: int | None = None

@@ -58,7 +58,7 @@ class LMCacheCare:
             try:
                 conf = await inspector.conf(["lmcache_instance_id"])
             except BackendError:
-                return Condition()  # the calls themselves tell that it does not answer
+                return Condition(answers=False)
             try:
                 metrics = await inspector.metrics()
             except BackendError:
