@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from typing import Any
@@ -97,6 +98,7 @@ def decode_event(raw: msgspec.Raw | bytes, limits: Limits) -> AnyEvent:
     return event
 
 
+@functools.cache
 def describe_events() -> dict[str, Any]:
     """What `list_events` answers."""
     return {"events": {name: _describe(kind) for name, kind in EVENTS.items()}}

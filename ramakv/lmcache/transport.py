@@ -96,7 +96,8 @@ class Caller:
     """Holds the connections to one port of LMCache, and makes calls one by one.
 
     Not more than `connections_max` calls may be under way at once: the caller limits them,
-    because a wait for a pooled connection that is cancelled can leak the connection.
+    because a wait for a pooled connection that is cancelled can leak the connection. `transport`
+    carries the requests instead of those connections.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Caller:
         connect_timeout_seconds: float,
         call_timeout_seconds: float,
         connections_max: int,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._call_timeout_seconds = call_timeout_seconds
         self._http = httpx.AsyncClient(
@@ -118,6 +120,7 @@ class Caller:
                 # Below the 5 s after which uvicorn closes idle connections: no race with it.
                 keepalive_expiry=2.0,
             ),
+            transport=transport,
             trust_env=False,
             verify=False,  # noqa: S501 - plain http only; building a TLS context costs 30 ms
         )
