@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import stat
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ramakv.errors import ConfigError
+from ramakv.private_files import read_private
 
 DEFAULT_CONFIG_PATH = "/etc/ram-a-kv/config.toml"
 CONFIG_PATH_VARIABLE = "RAM_A_KV_CONFIG"
@@ -36,6 +37,8 @@ SecondsOrOff = Annotated[float, Meta(ge=0, le=1e9)]
 """A duration that 0 switches off."""
 Share = Annotated[float, Meta(ge=0, le=1)]
 Locations = Annotated[tuple[Annotated[str, Meta(min_length=1)], ...], Meta(min_length=1)]
+
+_is_token = re.compile(r"[!-~]+").fullmatch  # what an Authorization header can carry
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,6 +115,14 @@ class Store(_Section, frozen=True):
     wal_autocheckpoint_pages: Count = 4000
 
 
+class Tls(_Section, frozen=True):
+    """HTTPS instead of HTTP on the event listener, where both files are named."""
+
+    certificate_file: str = ""
+    key_file: str = ""
+    handshake_timeout_seconds: Seconds = 5.0
+
+
 class Log(_Section, frozen=True):
     """What is written to standard error."""
 
@@ -160,6 +171,7 @@ class Config(_Section, frozen=True):
     eviction: Eviction = msgspec.field(default_factory=Eviction)
     sessions: Sessions = msgspec.field(default_factory=Sessions)
     store: Store = msgspec.field(default_factory=Store)
+    tls: Tls = msgspec.field(default_factory=Tls)
     log: Log = msgspec.field(default_factory=Log)
     embedded: Embedded = msgspec.field(default_factory=Embedded)
 
@@ -167,6 +179,11 @@ class Config(_Section, frozen=True):
     def backend_kind(self) -> Literal["lmcache", "embedded", "noop"]:
         """Which backend is used: `noop_backend`, the older key, wins over `backend.kind`."""
         return "noop" if self.noop_backend else self.backend.kind
+
+    @property
+    def is_https(self) -> bool:
+        """Whether events come over TLS; a unix socket needs none."""
+        return bool(self.tls.certificate_file) and not self.listen_addr.startswith("unix:")
 
     @property
     def store_path(self) -> Path:
@@ -205,7 +222,7 @@ def load_config(
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(error, source)) from error
     _refuse_impossible_values(config)
-    return _with_token_from_file(config)
+    return msgspec.structs.replace(config, auth_token=read_token(config))
 
 
 def _read_table(source: str) -> dict[str, Any]:
@@ -319,6 +336,11 @@ def _refuse_impossible_values(config: Config) -> None:
         raise ConfigError("session_store_path: must not be empty")
     if config.auth_token and config.auth_token_file:
         raise ConfigError("auth_token and auth_token_file: set one of them, not both")
+    for given, missing in (("certificate", "key"), ("key", "certificate")):
+        if getattr(config.tls, f"{given}_file") and not getattr(config.tls, f"{missing}_file"):
+            raise ConfigError(
+                f"tls.{given}_file is set and tls.{missing}_file is not: set both, or none"
+            )
 
 
 def _check_listen_addr(config: Config) -> None:
@@ -343,25 +365,25 @@ def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return False  # a name can mean anything
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def _with_token_from_file(config: Config) -> Config:
+def read_token(config: Config) -> str:
+    """Return the bearer token: the configuration's, or what its file holds now. Empty: none.
+
+    Raises ConfigError, which never quotes the token.
+    """
     if not config.auth_token_file:
-        return config
-    path = resolve_path(config.auth_token_file)
-    try:
-        mode = path.stat().st_mode
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"auth_token_file: cannot read {path}: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(
-            f"auth_token_file: {path} can be read by others (mode {stat.S_IMODE(mode):04o}); "
-            f"run: chmod 600 {path}"
-        )
-    if not token:
-        raise ConfigError(f"auth_token_file: {path} is empty")
-    return msgspec.structs.replace(config, auth_token=token, auth_token_file="")
+        origin, token = "auth_token", config.auth_token
+    else:
+        path = resolve_path(config.auth_token_file)
+        origin = f"auth_token_file: {path}"
+        token = read_private(path, "auth_token_file").decode("utf-8", "replace").strip()
+        if not token:
+            raise ConfigError(f"{origin} is empty")
+    if token and not _is_token(token):
+        raise ConfigError(f"{origin}: expected visible ASCII characters only, without spaces")
+    return token

@@ -70,7 +70,8 @@ class Daemon:
         self.folder = folder
         self.port = int(environment.pop("port", "0")) or free_port()
         self.engine_port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        scheme = "https" if "RAMAKV_TLS__CERTIFICATE_FILE" in environment else "http"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.log = folder / "daemon.log"
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAM")},

@@ -18,6 +18,7 @@ from quart_trio import QuartTrio
 
 from ramakv.config import Limits
 from ramakv.web.server import open_sockets, serve_http
+from ramakv.web.tls import ServerTls
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -203,7 +204,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(app: App = echo, **limits: Any) -> AsyncIterator[Served]:
+async def serving(
+    app: App = echo, *, tls: ServerTls | None = None, **limits: Any
+) -> AsyncIterator[Served]:
     sockets = open_sockets("127.0.0.1:0")
     served = Served(sockets[0].getsockname()[1], trio.Event())
 
@@ -214,6 +217,7 @@ async def serving(app: App = echo, **limits: Any) -> AsyncIterator[Served]:
                 sockets,
                 limits=Limits(**limits),
                 stop=served.stop,
+                tls=tls,
                 task_status=task_status,
             )
         finally:

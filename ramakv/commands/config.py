@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from ramakv.config import Config, load_config
+from ramakv.web.tls import load_certificate
 
 
 def show(config_path: str | None) -> int:
@@ -23,9 +24,11 @@ def show(config_path: str | None) -> int:
 def check(config_path: str | None) -> int:
     """Say that the configuration is usable. Raises ConfigError where it is not."""
     config = load_config(config_path)
+    if config.is_https:
+        load_certificate(config.tls)
     click.echo(
-        f"ok: listens on {config.listen_addr}, backend {config.backend_kind}, "
-        f"database {config.store_path}"
+        f"ok: listens on {config.listen_addr}{' with TLS' if config.is_https else ''}, "
+        f"backend {config.backend_kind}, database {config.store_path}"
     )
     return 0
 
@@ -34,7 +37,7 @@ def as_toml(config: Config) -> Iterator[str]:
     """Write a configuration, one key a line."""
     table = msgspec.to_builtins(config)
     if table["auth_token"]:
-        table["auth_token"] = "(set)"  # noqa: S105
+        table["auth_token"] = "" if config.auth_token_file else "(set)"
     sections = {name: value for name, value in table.items() if isinstance(value, dict)}
     for name, value in table.items():
         if name not in sections:

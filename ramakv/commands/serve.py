@@ -20,6 +20,7 @@ from ramakv.config import Config, load_config
 from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
 from ramakv.service import open_service
+from ramakv.web.access import Access
 from ramakv.web.event_app import create_event_app
 from ramakv.web.server import close_sockets, open_sockets, serve_http, socket_urls
 
@@ -53,24 +54,26 @@ def run(config_path: str | None, overrides: dict[str, Any]) -> int:
 
 
 async def serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+    """Serve until SIGTERM or SIGINT, then drain. SIGHUP has certificate and token read anew."""
     began = time.monotonic()
     _raise_open_files_limit()
+    access = Access(config)
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, stop, config)
-        await _serve_until(stop, config, began)
+        await nursery.start(_reload_on_signal, access)
+        await _serve_until(stop, config, access, began)
         nursery.cancel_scope.cancel()
     log.info("stopped")
 
 
-async def _serve_until(stop: trio.Event, config: Config, began: float) -> None:
+async def _serve_until(stop: trio.Event, config: Config, access: Access, began: float) -> None:
     sockets = open_sockets(config.listen_addr)
     try:
         log.info(
             "ramakv starts",
             version=__version__,
-            listens=socket_urls(sockets),
+            listens=socket_urls(sockets, https=config.is_https),
             backend=config.backend_kind,
             lmcache_url=None if config.backend_kind == "noop" else config.lmcache_url,
             database=str(config.store_path),
@@ -78,11 +81,12 @@ async def _serve_until(stop: trio.Event, config: Config, began: float) -> None:
         )
         with trio.CancelScope() as drain:
             async with open_service(config) as service:
-                app = create_event_app(service, config)
+                app = create_event_app(service, config, access.bearer)
+                serve_events = partial(
+                    serve_http, app, sockets, limits=config.limits, stop=stop, tls=access.tls
+                )
                 async with trio.open_nursery() as web:
-                    await web.start(
-                        partial(serve_http, app, sockets, limits=config.limits, stop=stop)
-                    )
+                    await web.start(serve_events)
                     log.info("ready", seconds=round(time.monotonic() - began, 3))
                     gc.freeze()  # what is there now, stays: full collections need not look at it
                 drain.deadline = trio.current_time() + config.limits.drain_timeout_seconds
@@ -106,6 +110,13 @@ async def _stop_on_signal(
             log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
             _start_watchdog(2 * config.limits.drain_timeout_seconds + _WATCHDOG_SPARE_SECONDS)
+
+
+async def _reload_on_signal(access: Access, *, task_status: trio.TaskStatus[None]) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            await access.reload()
 
 
 def _start_watchdog(seconds: float) -> None:

@@ -191,6 +191,7 @@ class Protocol(H11Protocol):
 class Connection(TCPServer):
     """One client: its socket, its deadlines, and the task that serves it."""
 
+    secure = False
     stream: trio.SocketStream  # type: ignore[assignment]
     protocol: Protocol  # type: ignore[assignment]
 
@@ -227,7 +228,7 @@ class Connection(TCPServer):
             self.context,
             cast("Any", self),  # of a task group, only spawn_app is used
             ConnectionState(self.state),
-            False,
+            self.secure,
             parse_socket_addr(sock.family, peer),
             parse_socket_addr(sock.family, here),
             self.protocol_send,
@@ -328,12 +329,15 @@ class Connection(TCPServer):
             suppress(trio.BrokenResourceError, trio.ClosedResourceError),
         ):
             while data:
-                await self.stream.send_all(data)
+                await self._send_all(data)
                 data = b"".join(self._unsent)  # what came meanwhile
                 self._unsent.clear()
         self._sending = None
         if data:
             await self._give_up()
+
+    async def _send_all(self, data: bytes) -> None:
+        await self.stream.send_all(data)
 
     async def _give_up(self) -> None:
         # A reset when it closes: else the kernel keeps for minutes what the client does not read.

@@ -7,7 +7,6 @@ another path) is plain Quart.
 
 from __future__ import annotations
 
-import hmac
 from typing import Any, Protocol
 
 import structlog
@@ -23,7 +22,7 @@ from hypercorn.typing import (
 from msgspec import Raw
 
 from ramakv import codec, events
-from ramakv.config import Config
+from ramakv.config import Config, Limits
 from ramakv.errors import (
     BodyTimeoutError,
     EventError,
@@ -35,6 +34,7 @@ from ramakv.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ramakv.web.access import Bearer
 from ramakv.web.batches import Placed, stages
 from ramakv.web.lazy_app import LazyApp
 
@@ -51,9 +51,12 @@ class EventHandler(Protocol):
         """Answer one; raises EventError or StoreError, and then has changed nothing."""
 
 
-def create_event_app(handler: EventHandler, config: Config) -> EventMiddleware:
-    """Build the app of the event listener."""
-    return EventMiddleware(LazyApp(_create_rest), handler, config)
+def create_event_app(
+    handler: EventHandler, config: Config, bearer: Bearer | None = None
+) -> EventMiddleware:
+    """Build the app of the event listener; `bearer` replaces the configuration's token."""
+    bearer = bearer or Bearer(config.auth_token)
+    return EventMiddleware(LazyApp(_create_rest), handler, config.limits, bearer)
 
 
 def _create_rest() -> ASGIFramework:
@@ -82,12 +85,13 @@ def _create_rest() -> ASGIFramework:
 class EventMiddleware:
     """Reads a body, decodes it, asks, answers. State lives behind `handler`, none here."""
 
-    def __init__(self, rest: ASGIFramework, handler: EventHandler, config: Config) -> None:
+    def __init__(
+        self, rest: ASGIFramework, handler: EventHandler, limits: Limits, bearer: Bearer
+    ) -> None:
         self._rest = rest
         self._handler = handler
-        self._limits = config.limits
-        token = config.auth_token
-        self._authorization = f"Bearer {token}".encode() if token else None
+        self._limits = limits
+        self._bearer = bearer
         self._list_events = codec.describe_events()
 
     async def __call__(
@@ -112,7 +116,7 @@ class EventMiddleware:
         """Check what the head says and read the body; None if the client went away."""
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{PATH} takes POST, not {scope['method']}")
-        if self._authorization is not None and not _is_authorized(scope, self._authorization):
+        if not self._bearer.admits(scope["headers"]):
             raise UnauthorizedError("invalid or missing bearer token")
         declared = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b"0"
@@ -228,14 +232,6 @@ def _headers_of(error: EventError) -> Headers:
     if isinstance(error, UnauthorizedError):
         return [(b"www-authenticate", b"Bearer")]
     return []
-
-
-def _is_authorized(scope: HTTPScope, expected: bytes) -> bool:
-    return hmac.compare_digest(_header(scope, b"authorization"), expected)
-
-
-def _header(scope: HTTPScope, wanted: bytes) -> bytes:
-    return next((value for name, value in scope["headers"] if name == wanted), b"")
 
 
 async def _reply(send: ASGISendCallable, status: int, headers: Headers, body: bytes) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import stat
-import time
 from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -15,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 import trio
-from hypercorn.config import Config as HypercornConfig
-from hypercorn.logging import Logger as HypercornLogger
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.utils import wrap_app
@@ -24,13 +21,16 @@ from hypercorn.utils import wrap_app
 from ramakv.errors import ConfigError, first_error
 from ramakv.web.app_call import json_error
 from ramakv.web.connection import Connection, linger
+from ramakv.web.hypercorn_config import ServerConfig
+from ramakv.web.tls_connection import TlsConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from hypercorn.typing import ASGIFramework, LifespanState, Scope
 
     from ramakv.config import Limits
+    from ramakv.web.tls import ServerTls
 
 BACKLOG: Final = 4096  # clients that the kernel holds until they are let in
 ACCEPT_BURST: Final = 64  # clients let in at once
@@ -173,17 +173,17 @@ def close_sockets(sockets: Sequence[socket.socket]) -> None:
         pass
 
 
-def socket_urls(sockets: Iterable[socket.socket]) -> list[str]:
+def socket_urls(sockets: Iterable[socket.socket], *, https: bool = False) -> list[str]:
     """Return what the sockets listen on, as people write it."""
-    urls = []
+    urls, scheme = [], "https" if https else "http"
     for sock in sockets:
         name = sock.getsockname()
         if sock.family == socket.AF_UNIX:
             urls.append(f"unix:{name}")
         elif sock.family == socket.AF_INET6:
-            urls.append(f"http://[{name[0]}]:{name[1]}")
+            urls.append(f"{scheme}://[{name[0]}]:{name[1]}")
         else:
-            urls.append(f"http://{name[0]}:{name[1]}")
+            urls.append(f"{scheme}://{name[0]}:{name[1]}")
     return urls
 
 
@@ -193,15 +193,16 @@ async def serve_http(
     *,
     limits: Limits,
     stop: trio.Event,
+    tls: ServerTls | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve an ASGI app, its lifespan too, until `stop` is set.
+    """Serve an ASGI app, its lifespan too, until `stop` is set; over TLS where that is given.
 
     Then nobody is let in any more, idle connections are closed, and those with a request in hand
     get to finish it, but not longer than `drain_timeout_seconds`. On every way out the sockets are
     closed, the files of unix sockets are gone, and no task is left.
     """
-    config = _HypercornConfig()
+    config = ServerConfig()
     state: LifespanState = {}
     lifespan = Lifespan(wrap_app(app, 0, "asgi"), config, state)
     with _closing(sockets):
@@ -209,7 +210,7 @@ async def serve_http(
             await nursery.start(lifespan.handle_lifespan)
             with suppress(trio.ClosedResourceError):  # an app may have no lifespan
                 await lifespan.wait_for_startup()
-            server = _Server(app, limits, config, state)
+            server = _Server(app, limits, config, state, tls)
             drain_ends = await server.run(sockets, stop, task_status)
             with suppress(trio.ClosedResourceError), trio.move_on_at(drain_ends):
                 await lifespan.wait_for_shutdown()
@@ -220,15 +221,22 @@ class _Server:
     """Lets clients in, and out again."""
 
     def __init__(
-        self, app: ASGIFramework, limits: Limits, config: HypercornConfig, state: LifespanState
+        self,
+        app: ASGIFramework,
+        limits: Limits,
+        config: ServerConfig,
+        state: LifespanState,
+        tls: ServerTls | None,
     ) -> None:
         self._limits = limits
+        self._tls = tls
         self._context = WorkerContext(None)
         self._connections: set[Connection] = set()
         self._turned_away = 0
         self._complaints = _Complaints()
-        self._open_connection = partial(
-            Connection, app, config, self._context, state, limits, self._app_failed
+        connection: Any = Connection if tls is None else partial(TlsConnection, tls)
+        self._open_connection: Callable[[trio.SocketStream], Connection] = partial(
+            connection, app, config, self._context, state, limits, self._app_failed
         )
 
     async def run(
@@ -287,7 +295,8 @@ class _Server:
     async def _turn_away(self, stream: trio.SocketStream) -> None:
         self._complaints.say("too many connections", max=self._limits.connections_max)
         with suppress(OSError):
-            os.write(stream.socket.fileno(), _REFUSAL)
+            # Over TLS the word would take a handshake, which this client does not get.
+            os.write(stream.socket.fileno(), b"" if self._tls else _REFUSAL)
         if self._turned_away < TURNED_AWAY_MAX:
             self._turned_away += 1
             try:
@@ -354,38 +363,3 @@ class _Complaints:
         if self._left_out:
             _log.warning("more lines like these were left out", lines=self._left_out)
         self._left_out = 0
-
-
-class _HypercornConfig(HypercornConfig):
-    """Hypercorn's settings. The date header is made once a second, not for each response."""
-
-    include_server_header = False
-    keep_alive_max_requests = 2**62  # no need to part from a client
-    _made = (0, list[tuple[bytes, bytes]]())
-
-    def __init__(self) -> None:
-        self.logger_class = _HypercornLog
-
-    def response_headers(self, protocol: str) -> list[tuple[bytes, bytes]]:
-        second = int(time.time())
-        if second != self._made[0]:
-            self._made = second, super().response_headers(protocol)
-        return self._made[1]
-
-
-class _HypercornLog(HypercornLogger):
-    """What is left of Hypercorn's own lines, those about the lifespan, in our log."""
-
-    def __init__(self, config: HypercornConfig) -> None:
-        self.access_logger = self.error_logger = None
-
-    async def access(self, *args: object) -> None:
-        """Log no accesses."""
-
-    async def warning(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Log that an app has no lifespan, which is its right."""
-        _log.debug(message)
-
-    async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Log that an app failed in its lifespan."""
-        _log.error(message, exc_info=True)
