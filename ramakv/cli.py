@@ -33,6 +33,13 @@ _token_option = click.option(
     metavar="TOKEN",
     help="Bearer token, where the daemon wants one. [env: RAM_A_KV_AUTH_TOKEN]",
 )
+_ca_file_option = click.option(
+    "--ca-file",
+    envvar="RAM_A_KV_CA_FILE",
+    metavar="FILE",
+    help="PEM file of the CAs to trust at an https address. Default: the system's. "
+    "[env: RAM_A_KV_CA_FILE]",
+)
 
 
 class _Group(click.Group):
@@ -82,7 +89,8 @@ def serve(config_path: str | None, backend: str | None, listen: str | None) -> N
     """Run the daemon in the foreground.
 
     SIGTERM or SIGINT stops it: what is in flight is answered, and everything
-    acknowledged is on disk. A second signal ends it at once.
+    acknowledged is on disk. A second signal ends it at once. SIGHUP has the TLS
+    certificate, its key and auth_token_file read anew.
     """
     from ramakv.commands.serve import run
 
@@ -100,8 +108,14 @@ def serve(config_path: str | None, backend: str | None, listen: str | None) -> N
 @click.option("--data", metavar="JSON", help="More fields, as a JSON object; @FILE reads a file.")
 @_url_option
 @_token_option
+@_ca_file_option
 def event(
-    type_: str, session_id: str | None, data: str | None, url: str, token: str | None
+    type_: str,
+    session_id: str | None,
+    data: str | None,
+    url: str,
+    token: str | None,
+    ca_file: str | None,
 ) -> None:
     """Send one event and print the reply.
 
@@ -113,7 +127,7 @@ def event(
     """
     from ramakv.commands.event import run
 
-    sys.exit(run(type_, session_id, data, url, token))
+    sys.exit(run(type_, session_id, data, url, token, ca_file))
 
 
 @main.command()
@@ -125,9 +139,15 @@ def event(
     help="Base address of LMCache's scheduler. Default: http://127.0.0.1:6999.",
 )
 @_token_option
+@_ca_file_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def chunks(
-    session_id: str, url: str, engine_url: str | None, token: str | None, as_json: bool
+    session_id: str,
+    url: str,
+    engine_url: str | None,
+    token: str | None,
+    ca_file: str | None,
+    as_json: bool,
 ) -> None:
     """Show each chunk of a session and where it lies.
 
@@ -136,7 +156,7 @@ def chunks(
     """
     from ramakv.commands.chunks import run
 
-    sys.exit(run(session_id, url, engine_url, token, as_json=as_json))
+    sys.exit(run(session_id, url, engine_url, token, ca_file, as_json=as_json))
 
 
 main.add_command(lmcache)
@@ -173,6 +193,7 @@ def demo() -> None:
 @click.option("--close", is_flag=True, help="Close each session after its last turn.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the figures here; - is stdout.")
 @_token_option
+@_ca_file_option
 def replay(
     trace: Path,
     url: str,
@@ -182,6 +203,7 @@ def replay(
     close: bool,
     json_path: str | None,
     token: str | None,
+    ca_file: str | None,
 ) -> None:
     """Drive a daemon with a recorded trace.
 
@@ -191,7 +213,8 @@ def replay(
     from ramakv.commands.replay import run
 
     factor = None if speed == "max" else _positive(speed)
-    sys.exit(run(trace, url, engine_url, factor, limit, close, json_path, token=token))
+    options = {"token": token, "ca_file": ca_file}
+    sys.exit(run(trace, url, engine_url, factor, limit, close, json_path, **options))
 
 
 def _positive(text: str) -> float:

@@ -11,7 +11,7 @@ import click
 import httpx
 import msgspec
 
-from ramakv.commands.event import open_client
+from ramakv.commands.daemon_client import no_answer, open_client
 from ramakv.commands.lmcache_output import printable
 from ramakv.commands.lmcache_targets import (
     SCHEDULER_URL,
@@ -43,12 +43,18 @@ class _NoMapError(Exception):
 
 
 def run(
-    session_id: str, url: str, engine_url: str | None, token: str | None, *, as_json: bool
+    session_id: str,
+    url: str,
+    engine_url: str | None,
+    token: str | None,
+    ca_file: str | None = None,
+    *,
+    as_json: bool,
 ) -> int:
     """Print each chunk and where it lies; 0, or 1 where the daemon or LMCache fails."""
     (engine,) = parse_urls([engine_url or SCHEDULER_URL])
     try:
-        chunks = _session_map(session_id, url, token)
+        chunks = _session_map(session_id, url, token, ca_file)
     except _NoMapError as error:
         click.echo(f"ramakv: {error}", err=True)
         return 1
@@ -67,14 +73,14 @@ def run(
     return 1 if failed else 0
 
 
-def _session_map(session_id: str, url: str, token: str | None) -> list[str]:
+def _session_map(session_id: str, url: str, token: str | None, ca_file: str | None) -> list[str]:
     event = {"type": "session_map", "session_id": session_id}
     try:
-        with open_client(url, token) as client:
+        with open_client(url, token, ca_file) as client:
             content = client.post("/event", json=event).content
         reply = msgspec.json.decode(content, type=_Reply)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise _NoMapError(f"no answer from {url}: {error}; is the daemon running?") from error
+        raise _NoMapError(no_answer(url, error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _NoMapError(f"{url} does not answer as the daemon does: {error}") from error
     if not reply.ok or reply.data is None:

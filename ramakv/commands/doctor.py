@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -10,15 +12,17 @@ import click
 import httpx
 import trio
 
-from ramakv.commands.event import open_client
+from ramakv.commands.daemon_client import open_client
 from ramakv.commands.store import examine
 from ramakv.config import Config, load_config
 from ramakv.core.topology import Finding, Level, judge
 from ramakv.errors import ConfigError, StoreError
 from ramakv.lmcache.survey import survey
 from ramakv.web.server import close_sockets, open_sockets
+from ramakv.web.tls import load_certificate, trust_in_own
 
 _TIMEOUT_SECONDS = 3.0
+_EXPIRES_SOON_SECONDS = 14 * 86_400.0
 _MARKS = {
     Level.OK: click.style("ok     ", fg="green"),
     Level.NOTE: click.style("note   ", fg="yellow"),
@@ -32,6 +36,7 @@ def run(config_path: str | None, *, as_json: bool) -> int:
     config = load_config(config_path)
     findings = [
         Finding(Level.OK, f"the configuration is usable; backend {config.backend_kind}"),
+        *_look_at_certificate(config),
         *_look_at_daemon(config),
         *_look_at_database(config),
         *_look_at_lmcache(config),
@@ -49,17 +54,28 @@ def run(config_path: str | None, *, as_json: bool) -> int:
 def _look_at_daemon(config: Config) -> Iterator[Finding]:
     """See whether the daemon runs, or could listen where it is to."""
     address = config.listen_addr
-    url = address if address.startswith("unix:") else f"http://{address}"
+    scheme = "https" if config.is_https else "http"
+    url = address if address.startswith("unix:") else f"{scheme}://{address}"
     try:
-        with open_client(url, config.auth_token or None) as client:
+        trust = trust_in_own(config.tls) if config.is_https else None
+        with open_client(url, config.auth_token or None, trust) as client:
             reply = client.post("/event", json={"type": "health"}, timeout=_TIMEOUT_SECONDS)
         data = reply.json()["data"]
         yield Finding(
             Level.OK, f"the daemon answers at {address}: {data['sessions_count']} active sessions"
         )
         return
-    except httpx.HTTPError:
-        pass
+    except ConfigError:  # a finding already
+        return
+    except httpx.HTTPError as error:
+        if config.is_https and _is_about_tls(error):
+            yield Finding(
+                Level.PROBLEM,
+                f"what listens at {address} does not show the certificate of "
+                f"tls.certificate_file: {error}",
+                "if that file is new: kill -HUP the daemon; if [tls] is: restart it",
+            )
+            return
     except (ValueError, KeyError, TypeError):
         yield Finding(
             Level.PROBLEM,
@@ -73,6 +89,36 @@ def _look_at_daemon(config: Config) -> Iterator[Finding]:
         yield Finding(Level.PROBLEM, str(error))
     else:
         yield Finding(Level.OK, f"no daemon runs, and {address} is free for it")
+
+
+def _is_about_tls(error: BaseException) -> bool:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
+def _look_at_certificate(config: Config) -> Iterator[Finding]:
+    if not config.is_https:
+        return
+    try:
+        certificate = load_certificate(config.tls)
+    except ConfigError as error:
+        yield Finding(Level.PROBLEM, str(error))
+        return
+    now = time.time()
+    if (problem := certificate.problem(now)) is not None:
+        yield Finding(
+            Level.PROBLEM, problem, "renew it, then kill -HUP the daemon; clients refuse it"
+        )
+    elif certificate.valid_until - now < _EXPIRES_SOON_SECONDS:
+        yield Finding(
+            Level.NOTE,
+            f"the certificate expires on {certificate.expires}",
+            "renew it, then kill -HUP the daemon",
+        )
+    else:
+        yield Finding(Level.OK, f"certificate and key fit, until {certificate.expires}")
 
 
 def _look_at_database(config: Config) -> Iterator[Finding]:

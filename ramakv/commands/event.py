@@ -10,41 +10,34 @@ from typing import Any
 import click
 import httpx
 
-_TIMEOUT_SECONDS = 30.0
+from ramakv.commands.daemon_client import no_answer, open_client
 
 
-def run(type_: str, session_id: str | None, data: str | None, url: str, token: str | None) -> int:
+def run(
+    type_: str,
+    session_id: str | None,
+    data: str | None,
+    url: str,
+    token: str | None,
+    ca_file: str | None = None,
+) -> int:
     """Send the event and print the reply; 0 if it says ok, 1 if not, 2 for bad usage."""
     event: dict[str, Any] = {"type": type_}
     if session_id is not None:
         event["session_id"] = session_id
     event |= _read_data(data)
     try:
-        with open_client(url, token) as client:
+        with open_client(url, token, ca_file) as client:
             reply = client.post("/event", json=event)
             envelope = reply.json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        click.echo(f"ramakv: no answer from {url}: {error}; is the daemon running?", err=True)
+        click.echo(f"ramakv: {no_answer(url, error)}", err=True)
         return 1
     except ValueError:
         click.echo(f"ramakv: {url} answered something that is not JSON", err=True)
         return 1
     click.echo(json.dumps(envelope, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
     return 0 if isinstance(envelope, dict) and envelope.get("ok") else 1
-
-
-def open_client(url: str, token: str | None) -> httpx.Client:
-    """Connect to a daemon at `http://host:port` or `unix:/path`."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    if url.startswith("unix:"):
-        transport = httpx.HTTPTransport(uds=url.removeprefix("unix:"))
-        return httpx.Client(
-            transport=transport,
-            base_url="http://localhost",
-            headers=headers,
-            timeout=_TIMEOUT_SECONDS,
-        )
-    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_SECONDS, trust_env=False)
 
 
 def _read_data(data: str | None) -> dict[str, Any]:

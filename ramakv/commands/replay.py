@@ -172,6 +172,7 @@ async def replay(
     limit: int | None = None,
     close: bool = False,
     token: str | None = None,
+    ca_file: str | None = None,
     plan: Survey | None = None,
     report: Report | None = None,
     on_turn: Callable[[], None] = lambda: None,
@@ -183,7 +184,7 @@ async def replay(
     """
     report = report or Report()
     plan = plan or survey(trace, limit)
-    async with aclosing(HttpCalls(url, engine_url, token=token)) as calls:
+    async with aclosing(HttpCalls(url, engine_url, token=token, ca_file=ca_file)) as calls:
         report.stopped = await calls.unreachable()
         if report.stopped is not None:
             return report
@@ -208,6 +209,7 @@ def run(
     json_path: str | None,
     *,
     token: str | None = None,
+    ca_file: str | None = None,
 ) -> int:
     """The command: replay, show progress and summary, and return the exit code.
 
@@ -231,6 +233,7 @@ def run(
                 limit=limit,
                 close=close,
                 token=token,
+                ca_file=ca_file,
                 plan=plan,
                 report=report,
                 on_turn=partial(bar.advance, task),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 from contextlib import aclosing
 
 import httpx
 import msgspec
 
+from ramakv.commands.daemon_client import trusted
 from ramakv.commands.replay_report import Answer
 from ramakv.config import HOT_LOCATION
 from ramakv.errors import ConfigError
@@ -39,14 +39,19 @@ class HttpCalls:
     """Carries a replay's calls and tells what became of each."""
 
     def __init__(
-        self, url: str, engine_url: str | None = None, *, token: str | None = None
+        self,
+        url: str,
+        engine_url: str | None = None,
+        *,
+        token: str | None = None,
+        ca_file: str | None = None,
     ) -> None:
-        """Connect nothing yet. Raises ConfigError if a URL cannot be used."""
-        self._daemon = _Server(usable_url("--url", url), token)
+        """Connect nothing yet. Raises ConfigError if a URL or the CA file cannot be used."""
+        self._daemon = _Server(usable_url("--url", url), ca_file, token)
         self._event = _at(self._daemon.base, "/event")
         self._engine = self._daemon
         if engine_url is not None:
-            self._engine = _Server(usable_url("--engine-url", engine_url))
+            self._engine = _Server(usable_url("--engine-url", engine_url), ca_file)
         self._has_engine = engine_url is not None
         self._retrieve = _at(self._engine.base, "/engine/retrieve")
         self._store = _at(self._engine.base, "/engine/store")
@@ -90,16 +95,12 @@ class _Server:
     caller bounds how many are open by bounding its calls.
     """
 
-    def __init__(self, base: httpx.URL, token: str | None = None) -> None:
+    def __init__(self, base: httpx.URL, ca_file: str | None, token: str | None = None) -> None:
         self.base = base
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
-        # Plain HTTP needs no certificates, and reading them takes 30 ms.
-        secure = base.scheme == "https"
-        self._tls = (
-            httpx.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        )
+        self._tls = trusted(str(base), ca_file)
         self._idle: list[httpx.AsyncHTTPTransport] = []
 
     async def post(self, url: httpx.URL, body: bytes) -> tuple[int, bytes]:
