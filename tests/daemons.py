@@ -98,13 +98,18 @@ class Daemon:
             self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
+        self.wait_until_answering()
+        assert self.send("health")["ok"], self.log.read_text()
+
+    def wait_until_answering(self) -> None:
+        """Wait for an answer of any kind: it may be that a token is asked for."""
         assert self.process is not None
         ends = time.monotonic() + READY_SECONDS_MAX
         while time.monotonic() < ends:
             assert self.process.poll() is None, self.log.read_text()
             try:
-                if self.send("health")["ok"]:
-                    return
+                self.send("health")
+                return
             except httpx.HTTPError:
                 time.sleep(0.01)
         raise AssertionError(f"not ready: {self.log.read_text()}")

@@ -125,27 +125,6 @@ def test_a_mistake_in_the_environment_is_one_clear_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_token_file_must_be_private(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret\n")
-    token.chmod(0o644)
-    environment = {"RAMAKV_AUTH_TOKEN_FILE": str(token), "RAMAKV_LISTEN_ADDR": "0.0.0.0:1"}
-    with pytest.raises(ConfigError, match="chmod 600"):
-        load_config(None, environment)
-    token.chmod(0o600)
-    assert load_config(None, environment).auth_token == "secret"
-    token.write_text("\n")
-    with pytest.raises(ConfigError, match="is empty"):
-        load_config(None, environment)
-
-
-@pytest.mark.parametrize(
-    "address", ["127.0.0.1:0", "localhost:6998", "[::1]:6998", "unix:/run/x.sock", "127.8.8.8:1"]
-)
-def test_an_address_that_stays_on_the_machine_needs_no_token(address: str) -> None:
-    assert load_config(None, {"RAMAKV_LISTEN_ADDR": address}).listen_addr == address
-
-
 def test_what_config_show_prints_is_a_configuration(tmp_path: Path) -> None:
     table: dict[str, Any] = {"auth_token": "secret", "debug_dir": 'a "b" \\c', "trace_events": True}
     config = msgspec.convert(table, Config)

@@ -116,13 +116,13 @@ def test_sighup_brings_a_new_token(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, RAMAKV_AUTH_TOKEN_FILE=str(token))
     try:
         daemon.start(wait=False)
+        daemon.wait_until_answering()
         with httpx.Client(base_url=daemon.url, trust_env=False) as client:
 
             def status(sent: str) -> int:
                 headers = {"Authorization": f"Bearer {sent}"}
                 return client.post("/event", json=HEALTH, headers=headers).status_code
 
-            until(lambda: bool(logged(daemon, "ready")))
             assert (status("sesame-1"), status("sesame-2")) == (200, 401)
             write("sesame-2")
             hang_up(daemon, "reloaded the token")
