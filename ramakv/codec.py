@@ -36,6 +36,9 @@ class Refused(Exception):  # noqa: N818 - the outcome of decoding, not a fault
         self.error = error
 
 
+UNKNOWN_TYPE_CHARS_MAX = 64
+"""How much of a type that no event has comes back: enough to know it by."""
+
 encode = msgspec.json.Encoder().encode
 _is_batch = re.compile(rb"[ \t\r\n]*\[").match
 _decode_event = msgspec.json.Decoder(AnyEvent).decode
@@ -167,7 +170,7 @@ def _why_invalid(raw: msgspec.Raw | bytes, error: msgspec.ValidationError) -> Re
         return Refused(None, BadRequestError("missing or empty 'type' field"))
     kind = EVENTS.get(type_)
     if kind is None:
-        return Refused(type_, BadRequestError("unknown event type"))
+        return Refused(type_[:UNKNOWN_TYPE_CHARS_MAX], BadRequestError("unknown event type"))
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in found:
             return Refused(type_, BadRequestError(f"missing required field '{field.name}'"))
