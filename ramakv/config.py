@@ -62,6 +62,8 @@ class Limits(_Section, frozen=True):
     keep_alive_seconds: Seconds = 15.0
     send_timeout_seconds: Seconds = 10.0
     drain_timeout_seconds: Seconds = 10.0
+    debug_files_max: Count = 10_000
+    debug_bytes_max: Count = 1024**3
 
 
 class Backend(_Section, frozen=True):

@@ -113,7 +113,9 @@ async def open_service(
         )
         refcount.connect(backend)
         debug_files = (
-            DebugFiles(resolve_path(config.debug_dir), run_sync) if config.debug_enabled else None
+            DebugFiles(resolve_path(config.debug_dir), config.limits, run_sync)
+            if config.debug_enabled
+            else None
         )
         router = Router(
             config,
