@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,15 @@ def test_what_config_show_prints_is_a_configuration(tmp_path: Path) -> None:
     assert "secret" not in text
     shown = load_config(written(tmp_path, text), {})
     assert msgspec.structs.replace(shown, auth_token="secret") == config
+
+
+def test_the_keys_that_the_security_notes_name_exist() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    defaults = msgspec.to_builtins(Config())
+    named = re.findall(r"`(\w+)\.(\w+)`", text)
+    assert len(named) > 3
+    for section, key in named:
+        assert key in defaults[section], f"{section}.{key}"
+    for key in ("auth_token_file", "listen_addr", "debug_dir", "trace_events"):
+        assert key in defaults
+        assert key in text
