@@ -183,9 +183,12 @@ async def test_a_file_over_the_limit_is_not_written_and_removes_nothing(tmp_path
 
 
 async def test_a_file_that_is_written_again_counts_once_and_is_the_newest(tmp_path: Path) -> None:
-    files = opened(tmp_path, debug_files_max=3)
-    for number in (1, 2, 3, 1, 1, 1, 4):
-        assert await files.write(turn(), number)
+    size = 4 * (200 + 1000)
+    files = opened(tmp_path, debug_files_max=3, debug_bytes_max=size)
+    for number in (1, 2, 3, 1, 1, 1):
+        assert await files.write(turn(messages=["x" * 1000]), number)
+    assert turns_in(tmp_path) == [1, 2, 3]
+    assert await files.write(turn(), 4)
     assert turns_in(tmp_path) == [1, 3, 4]
 
 

@@ -28,6 +28,7 @@ from tests.http_server import (
     App,
     Served,
     Wire,
+    answer_early,
     big,
     cancels_itself,
     echo,
@@ -50,9 +51,10 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
 
 
-async def connect(served: Served, context: ssl.SSLContext) -> Wire:
+async def connect(served: Served, context: ssl.SSLContext, *, compatible: bool = True) -> Wire:
+    """Connect; unless `compatible`, a connection that just ends is a broken one."""
     stream = await trio.open_ssl_over_tcp_stream(
-        "127.0.0.1", served.port, ssl_context=context, https_compatible=True
+        "127.0.0.1", served.port, ssl_context=context, https_compatible=compatible
     )
     wire = Wire(stream)
     served.clients.append(wire)  # closed at the end, also after a failed handshake
@@ -279,6 +281,35 @@ async def test_an_idle_connection_is_closed_after_its_time(certificates: Certifi
         wire = await connect(served, certificates.client())
         assert (await wire.ask(GET)).status == 200
         assert await wire.is_closed_within(5)
+
+
+async def test_an_answer_that_comes_early_is_read_also_by_who_is_still_sending(
+    certificates: Certificates,
+) -> None:
+    async with serving(answer_early, tls=certificates.server()) as served:
+        wire = await connect(served, certificates.client())
+        await wire.send(post(b"x" * 200_000, length=10_000_000))
+        assert (await wire.response()).body == b"early"
+
+
+@pytest.mark.parametrize("why", ["idle", "close", "stop", "client"])
+async def test_an_end_is_announced(certificates: Certificates, why: str) -> None:
+    async with serving(tls=certificates.server(), keep_alive_seconds=1.0) as served:
+        wire = await connect(served, certificates.client(), compatible=False)
+        stream = wire.stream
+        assert isinstance(stream, trio.SSLStream)
+        if why == "close":
+            await wire.ask(GET.replace(b"host", b"connection: close\r\nhost"))
+        else:
+            await wire.ask(GET)
+        if why == "stop":
+            served.stop.set()
+        with trio.fail_after(10):
+            if why == "client":
+                plain, _ = await stream.unwrap()  # its own word, and then the server's
+                await plain.aclose()
+            else:
+                assert await stream.receive_some() == b"", "and not a BrokenResourceError"
 
 
 async def test_a_client_over_the_limit_is_closed_without_a_handshake(

@@ -239,10 +239,14 @@ class Connection(TCPServer):
                 if self._call is not None:
                     call, self._call = self._call, None
                     await self._run_app(call)
-            if self.protocol.unread and not self.broken:
-                await linger(self.stream)
+            if not self.broken:
+                await self._part()
         finally:
             sock.close()
+
+    async def _part(self) -> None:
+        if self.protocol.unread:
+            await linger(self.stream)
 
     async def _next_request(self) -> None:
         if self.protocol.paused:  # h11 has it already

@@ -11,7 +11,7 @@ import trio
 from hypercorn.trio.tcp_server import MAX_RECV
 
 from ramakv.web.app_call import json_error
-from ramakv.web.connection import Connection
+from ramakv.web.connection import LINGER_SECONDS, Connection
 
 if TYPE_CHECKING:
     from ramakv.web.tls import ServerTls
@@ -63,17 +63,19 @@ class TlsConnection(Connection):
         return self._encrypted is not None and not self._idle.cancel_called
 
     async def _encrypt(self) -> None:
-        # "Compatible" is what other servers do: an end is an end, also without a word about it.
-        # Every answer has its length, so a client sees one that was cut.
-        stream = trio.SSLStream(
-            self.stream, self._tls.certificate.context, server_side=True, https_compatible=True
-        )
+        stream = trio.SSLStream(self.stream, self._tls.certificate.context, server_side=True)
         try:
             await stream.do_handshake()
         except trio.BrokenResourceError as error:
             log.debug("TLS handshake failed", cause=str(error.__cause__ or "the client left"))
         else:
             self._encrypted = stream
+
+    async def _part(self) -> None:
+        await super()._part()
+        if self._encrypted is not None and not self.protocol.unread:
+            with trio.move_on_after(LINGER_SECONDS), suppress(*_GONE):
+                await self._encrypted.aclose()  # tells the client that nothing was cut off
 
     async def _receive(self) -> bytes:
         assert self._encrypted is not None
