@@ -149,11 +149,36 @@ class Database:
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+        except BaseException:
+            self._roll_back()
+            raise
+        try:
             self.connection.execute("COMMIT")
         except BaseException:
-            if self.connection.in_transaction:  # SQLITE_FULL has rolled back by itself
-                self.connection.execute("ROLLBACK")
+            self._roll_back()
+            self._bury()
             raise
+
+    def _roll_back(self) -> None:
+        if self.connection.in_transaction:  # SQLITE_FULL has rolled back by itself
+            self.connection.execute("ROLLBACK")
+
+    def _bury(self) -> None:
+        """Write over what a failed commit left in the WAL.
+
+        Where only its sync failed it is there whole, and a crash would bring back what was
+        refused. Not synced: it must reach no further than what it covers. Where this fails, too,
+        the next commit does it.
+        """
+        execute = self.connection.execute
+        with suppress(sqlite3.Error):
+            version = execute("PRAGMA user_version").fetchone()[0]
+            synchronous = execute("PRAGMA synchronous").fetchone()[0]
+            execute("PRAGMA synchronous = NORMAL")
+            try:
+                execute(f"PRAGMA user_version = {version}")  # a write that changes nothing
+            finally:
+                execute(f"PRAGMA synchronous = {synchronous}")
 
     def close(self) -> None:
         """Move the WAL into the database, close it, and let another daemon have it.
