@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash soak lock clean
+.PHONY: install run test test-lmcache check crash faults soak lock clean
 
 install: $(STAMP)
 
@@ -46,6 +46,9 @@ check: install  ## style, types, layers
 
 crash: install  ## kill the daemon under load, 30 times, and look for anything lost
 	$(BIN)/python -m tests.crash_rounds --rounds $(or $(ROUNDS),30)
+
+faults: install  ## let every single operation fail, and kill the daemon at every point
+	RAMAKV_EVERY_FAULT=1 $(BIN)/pytest $(PYTEST_ARGS) --durations=0 tests/simulation
 
 soak: install  ## play made-up histories of events and faults to the service for MINUTES
 	$(BIN)/python -m tests.simulation soak --minutes $(or $(MINUTES),10)

@@ -47,6 +47,8 @@ class Disk:
     mode: DiskMode = "well"
     is_dead: bool = False
     """The daemon was killed: what it had not begun to write, it never will."""
+    unsure: list[SessionWrite] = field(default_factory=list)
+    """What a commit was about that did not come to its end: it may or may not be durable."""
     commits: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     _slow_until: float = -math.inf
@@ -67,11 +69,13 @@ class Disk:
         if self.is_dead:
             await trio.sleep_forever()
         self._break(operation)
+        writes: Sequence[Write] = args[0] if operation == "commit" else ()
+        self.unsure = [write for write in writes if isinstance(write, SessionWrite)]
         result = function(*args)
         if operation == "commit":
             self.commits += 1
-            writes: Sequence[Write] = args[0]
-            self.committed([write for write in writes if isinstance(write, SessionWrite)])
+            self.committed(self.unsure)
+        self.unsure = []
         self.points.reach(f"{operation}.after")
         return result
 

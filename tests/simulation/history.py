@@ -22,6 +22,9 @@ Point = Literal[
 """Where a fault can strike: around each read and commit of the database, each call to LMCache
 (`send`), what it answers (`answer`), and each reply to an agent."""
 
+FilePoint = Literal["file.open", "file.read", "file.write", "file.sync", "file.truncate"]
+"""Where one can strike inside SQLite: whatever it does to its files."""
+
 FailurePoint = Literal["load.before", "commit.before", "send.before", "answer.before"]
 """Where one operation can fail, and the daemon lives on."""
 
@@ -109,8 +112,10 @@ class Restart(msgspec.Struct, frozen=True, tag="restart"):
 class Kill(msgspec.Struct, frozen=True, omit_defaults=True, tag="kill"):
     """The daemon dies, at once or when it comes to a point for the n-th time; it starts anew."""
 
-    at: Point | None = None
+    at: Point | FilePoint | None = None
     nth: int = 1
+    power_fails: bool = False
+    """The machine with it: what was not synced is lost."""
 
 
 class Fail(msgspec.Struct, frozen=True, omit_defaults=True, tag="fail"):
@@ -121,11 +126,21 @@ class Fail(msgspec.Struct, frozen=True, omit_defaults=True, tag="fail"):
     disk: DiskMode = "failing"
 
 
+class FailFile(msgspec.Struct, frozen=True, omit_defaults=True, tag="fail_file"):
+    """Operations on the database's files fail: the n-th that comes to this point, and the next."""
+
+    at: FilePoint
+    nth: int = 1
+    how: Literal["fails", "full", "short"] = "fails"
+    """`short`: half of it is written before it fails."""
+    times: int = 1
+
+
 class Settle(msgspec.Struct, frozen=True, tag="settle"):
     """Everything under way comes to its end; what is in memory must equal what is on disk."""
 
 
-Step = Send | Pause | Engine | EngineRestart | Disk | Restart | Kill | Fail | Settle
+Step = Send | Pause | Engine | EngineRestart | Disk | Restart | Kill | Fail | FailFile | Settle
 
 
 class History(msgspec.Struct, frozen=True):
@@ -135,6 +150,15 @@ class History(msgspec.Struct, frozen=True):
     settings: dict[str, Any]
     """Configuration keys, dotted as `section__key`."""
     steps: tuple[Step, ...]
+
+    @property
+    def touches_files(self) -> bool:
+        """Whether something happens inside SQLite."""
+        return any(
+            isinstance(step, FailFile)
+            or (isinstance(step, Kill) and (step.power_fails or str(step.at).startswith("file.")))
+            for step in self.steps
+        )
 
     def replay_line(self) -> str:
         """Return the command that plays this history again."""

@@ -7,10 +7,8 @@ the ones before it have then been passed, and may not be carried out any more.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tests.simulation.contract import NOTHING, Chunks, Row, may_become, may_expire, may_inherit
+from tests.simulation.files import looking_at
 from tests.simulation.history import Event
 
 _EFFECTS = {
@@ -66,7 +65,7 @@ class Ticket:
 
 def read_rows(path: Path) -> dict[str, Row]:
     """Read what is durable."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+    with looking_at(path) as database:
         sessions = database.execute(
             "SELECT s.session_id, map_json, turn_count, suspended, seq, pinned_at_ms IS NOT NULL "
             "FROM sessions s LEFT JOIN pins ON pins.session_id = s.session_id"

@@ -17,7 +17,7 @@ from tests.simulation.test_every_fault import ORDINARY_DAY
 
 
 @settings(
-    max_examples=25,
+    max_examples=30,
     deadline=None,
     database=None,
     derandomize=True,

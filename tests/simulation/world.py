@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from ramakv.errors import StoreError
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.service import Service, open_service
 from ramakv.web.event_app import EventMiddleware, create_event_app
@@ -26,6 +28,7 @@ from tests.fakes import FakeCare, make_config
 from tests.simulation import history as steps
 from tests.simulation.disk import Disk, store_error
 from tests.simulation.engine import SimulatedLMCache
+from tests.simulation.files import FileFault, Files
 from tests.simulation.history import History, Step
 from tests.simulation.judge import Judge, ObservedService
 from tests.simulation.points import FaultPoints
@@ -36,6 +39,17 @@ HEALED_SECONDS = 120.0
 DEADLOCK_SECONDS = 1e6
 ANSWER_SECONDS_MAX = 60.0
 """Longer than any event may wait for its answer, whatever is broken."""
+
+
+_IO_ERRORS = {
+    "file.open": sqlite3.SQLITE_CANTOPEN,
+    "file.read": sqlite3.SQLITE_IOERR_READ,
+    "file.write": sqlite3.SQLITE_IOERR_WRITE,
+    "file.sync": sqlite3.SQLITE_IOERR_FSYNC,
+    "file.truncate": sqlite3.SQLITE_IOERR_TRUNCATE,
+}
+_SHORT_BYTES = 1000
+"""How much of a write comes to the disk where it stops short; a page has 4096."""
 
 
 @dataclass
@@ -53,7 +67,8 @@ def play(history: History, folder: Path) -> Report:
     try:
         _seed_scheduler(history.seed)
         simulation = Simulation(history, folder)
-        trio.run(simulation.run, clock=MockClock(autojump_threshold=0))
+        with simulation.files.installed() if history.touches_files else nullcontext():
+            trio.run(simulation.run, clock=MockClock(autojump_threshold=0))
         return simulation.report()
     finally:
         structlog.reset_defaults()
@@ -85,6 +100,8 @@ class Simulation:
         self._disk = Disk(self._rng, self.points, lambda writes: self._judge.committed(writes))
         self._judge = Judge(self._config, self._disk, self.points)
         self._care = FakeCare()
+        self.files = Files(self._reach_file)
+        self._is_up = False
         self._left: list[Step] = list(self.history.steps)
 
     def report(self) -> Report:
@@ -106,6 +123,7 @@ class Simulation:
                 await self._live()
             engine.mode, engine.bad, self._disk.mode = "well", frozenset(), "well"
             engine.is_cut_off = self._disk.is_dead = False
+            self.points.disarm()
             async with self._serving() as service:
                 self._judge.started(service)
                 await trio.sleep(HEALED_SECONDS)
@@ -126,14 +144,19 @@ class Simulation:
 
     async def _live(self) -> None:
         """One life, from a start to a drain or a death."""
-        self._engine.is_cut_off = self._disk.is_dead = False
-        with trio.CancelScope() as self._life:
-            # Agents outlive the daemon: some events meet one that drains, or is gone.
-            async with trio.open_nursery() as agents, self._serving() as service:
-                self._judge.started(service)
-                await self._play_steps(service, agents)
-        self._judge.model.abandon_all()
-        self.points.disarm()
+        self._engine.is_cut_off = self._disk.is_dead = self._is_up = False
+        try:
+            with trio.CancelScope() as self._life:
+                # Agents outlive the daemon: some events meet one that drains, or is gone.
+                async with trio.open_nursery() as agents, self._serving() as service:
+                    self._is_up = True
+                    self._judge.started(service)
+                    await self._play_steps(service, agents)
+        except* StoreError:
+            self._judge.expect(not self._is_up, "the daemon went down with its disk")
+            self.counted["starts that failed with the disk"] += 1
+        if self._disk.is_dead:
+            self.points.disarm()
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[Service]:
@@ -158,17 +181,25 @@ class Simulation:
             self._app = create_event_app(ObservedService(service, self._judge), self._config)
             yield service
 
-    def _die(self) -> None:
-        """Kill the daemon: the files stay as they are at this moment."""
+    def _reach_file(self, point: str) -> None:
+        self.points.reach(point)
+        if self._disk.is_dead:
+            raise FileFault(sqlite3.SQLITE_IOERR)
+
+    def _die(self, *, power_fails: bool = False) -> None:
+        """Kill the daemon: the files stay as they are at this moment, or as they were synced."""
         if self._disk.is_dead:
             return
         self._disk.is_dead = self._engine.is_cut_off = True
         self.counted["kills"] += 1
         old = self._config.store_path
         new = self.folder / f"sessions-{self.counted['kills']}.db"
-        for suffix in ("", "-wal"):
-            if (source := Path(f"{old}{suffix}")).exists():
-                shutil.copy(source, f"{new}{suffix}")
+        for suffix in ("", "-wal", "-journal"):
+            source, target = Path(f"{old}{suffix}"), Path(f"{new}{suffix}")
+            if not power_fails:
+                shutil.copy(source, target) if source.exists() else None
+            elif (left := self.files.after_power_failure(source)) is not None:
+                target.write_bytes(left)
         self._config = msgspec.structs.replace(self._config, session_store_path=str(new))
         self._judge.path = new
         self._life.cancel()
@@ -203,11 +234,15 @@ class Simulation:
             case steps.Disk():
                 self._disk.mode = step.mode
             case steps.Kill(at=None):
-                self._die()
+                self._die(power_fails=step.power_fails)
             case steps.Kill():
-                self.points.arm(str(step.at), step.nth, self._die)
+                die = partial(self._die, power_fails=step.power_fails)
+                self.points.arm(str(step.at), step.nth, die)
             case steps.Fail():
                 self.points.arm(step.at, step.nth, partial(_fail, step))
+            case steps.FailFile():
+                for time in range(step.times):
+                    self.points.arm(step.at, step.nth + time, partial(_fail_file, step))
             case steps.Settle():
                 with trio.move_on_after(ANSWER_SECONDS_MAX) as patience:
                     while agents.child_tasks:  # noqa: ASYNC110 - a nursery tells nobody
@@ -236,3 +271,8 @@ def _fail(step: steps.Fail) -> None:
     if step.at == "answer.before":
         raise httpx.ReadError("made up: connection reset")
     raise store_error(step.disk)
+
+
+def _fail_file(step: steps.FailFile) -> None:
+    code = sqlite3.SQLITE_FULL if step.how == "full" else _IO_ERRORS[step.at]
+    raise FileFault(code, bytes_written=_SHORT_BYTES if step.how == "short" else 0)
