@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ramakv.errors import (
     ConflictError,
     InternalError,
     NotFoundError,
+    StoreError,
     StoreFullError,
     StoreIOError,
     UnavailableError,
@@ -289,6 +291,19 @@ async def test_a_debug_file_takes_whatever_json_can_say(
         assert msgspec.json.decode(written.read_bytes())["messages"] == [message]
 
 
+async def test_the_debug_files_of_long_ids_are_written_and_kept_apart(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A file name has 255 bytes, and an id may have 256 characters."""
+    ids = ["a" * 256, "a" * 255 + "b", "\0" * 256, "é" * 256, "a" * 180]
+    async with open_agent(tmp_path, debug_enabled=True) as agent:
+        for session_id in ids:
+            assert (await agent.turn_end(session_id, "a"))["debug_written"]
+        written = sorted((tmp_path / "debug").iterdir())
+    assert {msgspec.json.decode(path.read_bytes())["session_id"] for path in written} == {*ids}
+    assert (tmp_path / "debug" / f"kvcache_debug_{'a' * 180}_1.json") in written
+
+
 async def test_a_full_mailbox_pushes_back(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_agent(tmp_path, limits__mailbox_events_max=3) as agent:
         answers: list[str] = []
@@ -317,6 +332,41 @@ async def test_there_is_a_limit_to_sessions(tmp_path: Path, autojump_clock: Mock
         await agent.send("session_close", "b")
         await trio.sleep(200)
         await agent.turn_end("c", "1")
+
+
+async def test_sessions_that_come_all_at_once_keep_to_the_limit(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: Counter[str] = Counter()
+
+    async def arrive(agent: Agent, number: int) -> None:
+        try:
+            if number % 2:
+                await agent.turn_end(f"s{number}", "a")
+            else:
+                await agent.send("session_fork", "parent", child_session_id=f"s{number}")
+            answers["ok"] += 1
+        except (StoreError, UnavailableError) as error:
+            answers[type(error).__name__] += 1
+
+    async def arrive_together(agent: Agent) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(arrive, agent, number)
+
+    def fail(*_: object) -> None:
+        raise StoreError("broken")
+
+    async with open_agent(tmp_path, limits__sessions_max=6) as agent:
+        await agent.turn_end("parent", "a")
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "commit", fail)
+            await arrive_together(agent)
+        assert answers.keys() == {"StoreError", "UnavailableError"}  # and nobody keeps a place
+        answers.clear()
+        await arrive_together(agent)
+        assert answers == {"ok": 5, "UnavailableError": 15}
+        assert agent.service.router.active_sessions == 6
 
 
 async def test_an_event_that_waited_too_long_never_happens(

@@ -22,6 +22,8 @@ class Place:
     closed_ms: int | None = None
     actor: SessionActor | None = None
     expiry: Reply[Outcome] | None = None
+    is_arriving: bool = False
+    """Whether it counts as a session already: an event that may create it is on its way."""
     is_unsure: bool = False
     """Whether only the store knows: an actor crashed, maybe after a commit."""
 

@@ -39,6 +39,7 @@ from ramakv.store.store import Bookkeeping, ParentsFork
 
 log = structlog.get_logger("ramakv.router")
 
+_CREATING = events.TurnEnd | Restore | Inherit
 _SWEEP_SLICE = 1000
 """Sessions looked at between two checkpoints of a sweep."""
 
@@ -67,6 +68,7 @@ class Router:
         self._places: dict[str, Place] = {}
         self._active = 0
         self._open = 0
+        self._arriving = 0
         self._fork_ids = itertools.count(first_fork_id)
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
@@ -221,20 +223,33 @@ class Router:
     def _awake(self, session_id: str, request: Request) -> SessionActor:
         """Find or start the session's actor."""
         nursery = self._open_nursery()
-        place = self._places.get(session_id)
-        if place is None:
-            creates = isinstance(request, events.TurnEnd | Restore | Inherit)
-            if creates and self._open >= self._config.limits.sessions_max:
-                raise UnavailableError(
-                    f"there are {self._open} sessions already "
-                    "(limits.sessions_max); close some, or try later"
-                )
-            place = self._places[session_id] = Place(session_id)
+        place = self._places.get(session_id) or Place(session_id)
+        if isinstance(request, _CREATING) and place.status is Status.UNKNOWN:
+            self._make_room(place)
+        self._places[session_id] = place
         if place.actor is None:
             blank = SessionState(session_id) if place.is_empty else None
             place.actor = SessionActor(session_id, blank, self._around)
             nursery.start_soon(self._live, place, place.actor)
         return place.actor
+
+    def _make_room(self, place: Place) -> None:
+        """Count a session that is about to be created: many may come at once."""
+        if place.is_arriving:
+            return
+        taken = self._open + self._arriving
+        if taken >= self._config.limits.sessions_max:
+            raise UnavailableError(
+                f"there are {taken} sessions already "
+                "(limits.sessions_max); close some, or try later"
+            )
+        place.is_arriving = True
+        self._arriving += 1
+
+    def _arrived(self, place: Place) -> None:
+        """Count a session no longer as on its way: it is there, or its actor is gone."""
+        self._arriving -= place.is_arriving
+        place.is_arriving = False
 
     def _open_nursery(self) -> trio.Nursery:
         if self._closing.is_set() or self._nursery is None:
@@ -261,6 +276,8 @@ class Router:
         self._active += (state.status is Status.ACTIVE) - (place.status is Status.ACTIVE)
         self._open += (state.status is not Status.UNKNOWN) - (place.status is not Status.UNKNOWN)
         place.status = state.status
+        if state.status is not Status.UNKNOWN:
+            self._arrived(place)
         place.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
         place.closed_ms = state.closed_ms
         place.is_unsure = False
@@ -303,6 +320,7 @@ class Router:
     def _detach(self, place: Place, actor: SessionActor) -> None:
         if place.actor is actor:
             place.actor = None
+            self._arrived(place)
             if place.is_empty:
                 self._places.pop(place.session_id, None)
 
