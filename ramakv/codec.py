@@ -39,6 +39,9 @@ class Refused(Exception):  # noqa: N818 - the outcome of decoding, not a fault
 UNKNOWN_TYPE_CHARS_MAX = 64
 """How much of a type that no event has comes back: enough to know it by."""
 
+ECHO_CHARS_MAX = 1000
+"""The most that an answer repeats of what a client sent; some send megabytes."""
+
 encode = msgspec.json.Encoder().encode
 _is_batch = re.compile(rb"[ \t\r\n]*\[").match
 _decode_event = msgspec.json.Decoder(AnyEvent).decode
@@ -53,7 +56,11 @@ def success(type_: str, data: Data) -> Success[Data]:
 
 def failure(type_: str | None, error: EventError | str) -> Failure:
     """Wrap why an event was refused."""
-    return Failure(False, UNSET if type_ is None else type_, str(error))
+    return Failure(False, UNSET if type_ is None else _shortened(type_), _shortened(str(error)))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= ECHO_CHARS_MAX else f"{text[: ECHO_CHARS_MAX - 1]}…"
 
 
 def type_of(event: Event) -> str:
@@ -161,6 +168,8 @@ def _why_invalid(raw: msgspec.Raw | bytes, error: msgspec.ValidationError) -> Re
     """Find the contract's words for what msgspec objected to."""
     try:
         found = _decode_loosely(raw)
+    except msgspec.ValidationError:
+        return Refused(None, BadRequestError("a number is out of the range that can be read"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as worse:
         return Refused(None, _not_json(worse))
     if not isinstance(found, dict):
