@@ -7,7 +7,7 @@ another path) is plain Quart.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 import trio
@@ -36,12 +36,16 @@ from ramakv.errors import (
 )
 from ramakv.web.access import Bearer
 from ramakv.web.batches import Placed, stages
+from ramakv.web.in_hand import BytesInHand, Share
 from ramakv.web.lazy_app import LazyApp
 
 log = structlog.get_logger("ramakv.web")
 
 PATH = "/event"
 Headers = list[tuple[bytes, bytes]]
+
+_READING = events.SessionMap | events.Health | events.ListEvents
+"""Events that change nothing: whoever cannot be answered may ask again."""
 
 
 class EventHandler(Protocol):
@@ -92,6 +96,7 @@ class EventMiddleware:
         self._handler = handler
         self._limits = limits
         self._bearer = bearer
+        self._in_hand = BytesInHand(limits.in_hand_bytes_max)
         self._list_events = codec.describe_events()
 
     async def __call__(
@@ -101,18 +106,21 @@ class EventMiddleware:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self._rest(scope, receive, send)
             return
-        try:
-            body = await self._read_request(scope, receive)
-            if body is None:
-                return  # hung up half-way: nothing was asked
-            status, headers, answer = await self._answer(body)
-        except EventError as error:
-            # The body may not have been read: the connection cannot go on.
-            status, headers = error.status, [(b"connection", b"close"), *_headers_of(error)]
-            answer = codec.encode(codec.failure(None, error))
-        await _reply(send, status, headers, answer)
+        with self._in_hand.share() as share:
+            try:
+                body = await self._read_request(scope, receive, share)
+                if body is None:
+                    return  # hung up half-way: nothing was asked
+                status, headers, answer = await self._answer(body, share)
+            except EventError as error:
+                # The body may not have been read: the connection cannot go on.
+                status, headers = error.status, [(b"connection", b"close"), *_headers_of(error)]
+                answer = codec.encode(codec.failure(None, error))
+            await _reply(send, status, headers, answer)
 
-    async def _read_request(self, scope: HTTPScope, receive: ASGIReceiveCallable) -> bytes | None:
+    async def _read_request(
+        self, scope: HTTPScope, receive: ASGIReceiveCallable, share: Share
+    ) -> bytes | None:
         """Check what the head says and read the body; None if the client went away."""
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{PATH} takes POST, not {scope['method']}")
@@ -124,79 +132,83 @@ class EventMiddleware:
         if int(declared) > self._limits.body_bytes_max:
             raise self._too_large()
         with trio.move_on_after(self._limits.body_timeout_seconds):
-            return await self._read_body(receive)
+            return await self._read_body(receive, share)
         raise BodyTimeoutError(
             f"the body did not arrive within {self._limits.body_timeout_seconds:g} s"
         )
 
-    async def _read_body(self, receive: ASGIReceiveCallable) -> bytes | None:
-        parts: list[bytes] = []
-        size = 0
+    async def _read_body(self, receive: ASGIReceiveCallable, share: Share) -> bytes | None:
+        body = bytearray()  # not a list: a part may be one byte
         while True:
             message = await receive()
             if message["type"] != "http.request":
                 return None
-            if part := message["body"]:
-                parts.append(part)
-                size += len(part)
-                if size > self._limits.body_bytes_max:
-                    raise self._too_large()
+            part = message["body"]
+            if len(body) + len(part) > self._limits.body_bytes_max:
+                raise self._too_large()
+            share.grow(len(part))
             if not message["more_body"]:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                return bytes(body + part) if body else part
+            body += part
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(
             f"the body is over limits.body_bytes_max ({self._limits.body_bytes_max})"
         )
 
-    async def _answer(self, body: bytes) -> tuple[int, Headers, bytes]:
+    async def _answer(self, body: bytes, share: Share) -> tuple[int, Headers, bytes]:
         try:
             found = codec.decode_body(body, self._limits)
         except codec.Refused as refused:
             envelope = codec.failure(refused.type, refused.error)
             return refused.error.status, [], codec.encode(envelope)
         if isinstance(found, list):
-            return 200, [], codec.encode(await self._answer_batch(found))
-        status, headers, envelope = await self._answer_one(found)
-        return status, headers, codec.encode(envelope)
+            return 200, [], await self._answer_batch(found, share)
+        return await self._answer_one(found, share)
 
-    async def _answer_batch(self, batch: list[Raw]) -> list[Any]:
+    async def _answer_batch(self, batch: list[Raw], share: Share) -> bytes:
         """Answer many: those of one session in their order, different sessions side by side."""
-        answers: list[Any] = [None] * len(batch)
+        answers = [b""] * len(batch)
         decoded: list[Placed] = []
+        room = _Room(self._limits.body_bytes_max, share)
         for place, raw in enumerate(batch):
             try:
                 decoded.append((place, codec.decode_event(raw, self._limits)))
             except codec.Refused as refused:
-                answers[place] = codec.failure(refused.type, refused.error)
+                answers[place] = codec.encode(codec.failure(refused.type, refused.error))
 
         async def answer(group: list[Placed]) -> None:
             for place, event in group:
-                answers[place] = (await self._respond(event))[2]
+                answers[place] = (await self._respond(event, room))[2]
 
         for stage in stages(decoded):
             async with trio.open_nursery() as nursery:
                 for group in stage:
                     nursery.start_soon(answer, group)
-        return answers
+        return b"[" + b",".join(answers) + b"]"
 
-    async def _answer_one(self, raw: Raw) -> tuple[int, Headers, Any]:
+    async def _answer_one(self, raw: Raw, share: Share) -> tuple[int, Headers, bytes]:
         try:
             event = codec.decode_event(raw, self._limits)
         except codec.Refused as refused:
             error = refused.error
-            return error.status, _headers_of(error), codec.failure(refused.type, error)
-        return await self._respond(event)
+            answer = codec.encode(codec.failure(refused.type, error))
+            return error.status, _headers_of(error), answer
+        return await self._respond(event, _Room(None, share))
 
-    async def _respond(self, event: events.AnyEvent) -> tuple[int, Headers, Any]:
+    async def _respond(self, event: events.AnyEvent, room: _Room) -> tuple[int, Headers, bytes]:
         """Have one event answered, and map whatever went wrong: here, and nowhere else."""
         type_ = codec.type_of(event)
         try:
             data: events.Data
+            if isinstance(event, _READING):
+                room.check()
             if isinstance(event, events.ListEvents):
                 data = self._list_events
             else:
                 data = await self._handler.handle(event)
+            answer = codec.encode(codec.success(type_, data))
+            room.take(len(answer), has_changed=not isinstance(event, _READING))
         except (EventError, StoreError) as error:
             refusal = _as_event_error(error)
         except Exception as error:
@@ -206,7 +218,7 @@ class EventMiddleware:
             log.debug(
                 "event", type=type_, session_id=getattr(event, "session_id", None), status=200
             )
-            return 200, [], codec.success(type_, data)
+            return 200, [], answer
         log.debug(
             "event",
             type=type_,
@@ -214,7 +226,34 @@ class EventMiddleware:
             status=refusal.status,
             error=str(refusal),
         )
-        return refusal.status, _headers_of(refusal), codec.failure(type_, refusal)
+        answer = codec.encode(codec.failure(type_, refusal))
+        return refusal.status, _headers_of(refusal), answer
+
+
+class _Room:
+    """What the answers to one request may take: a batch can ask for a map a thousand times."""
+
+    def __init__(self, most: int | None, share: Share) -> None:
+        self._most = most
+        self._share = share
+        self._size = 0
+        self._is_full = False
+
+    def check(self) -> None:
+        """Raise TooLargeError where an answer did not fit already: no more need be made."""
+        if self._is_full:
+            raise TooLargeError(
+                f"the answers to this batch are over limits.body_bytes_max ({self._most}); "
+                "ask for the rest in another"
+            )
+
+    def take(self, size: int, *, has_changed: bool) -> None:
+        """Count an answer. One that says what was done is given in any case, and is short."""
+        if not has_changed and self._most is not None and self._size + size > self._most:
+            self._is_full = True
+            self.check()
+        self._share.grow(size, may_refuse=not has_changed)
+        self._size += size
 
 
 def _as_event_error(error: RamakvError) -> EventError:

@@ -1,0 +1,1 @@
+"""What no client should do, done to the whole daemon over real HTTP."""
