@@ -128,6 +128,12 @@ class Protocol(H11Protocol):
                 await self.stream.handle(events.Body(STREAM_ID, event.data))
             elif type(event) is h11.EndOfMessage:
                 await self.stream.handle(events.EndBody(STREAM_ID))
+                if (
+                    self.connection.their_state is h11.MUST_CLOSE
+                    and self.connection.trailing_data[0]
+                ):
+                    self.paused = True  # for good: nothing may follow a last request
+                    break
             if handled % EVENTS_PER_TURN == 0:
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
@@ -144,6 +150,11 @@ class Protocol(H11Protocol):
                 return
             target = b"/" + rest.partition(b"/")[2]  # the form that proxies use
         headers = [(name.lower(), value) for name, value in request.headers.raw_items()]
+        # h11 looks only at a head that is incomplete: how packets fall would decide.
+        size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+        if size > self.config.h11_max_incomplete_size:
+            await self._refuse(431, "the request's head is too long")
+            return
         if sum(name in LENGTH_HEADERS for name, _ in headers) > 1:
             await self._refuse(400, "both a Content-Length and a Transfer-Encoding")
             return
