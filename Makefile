@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash faults soak lock clean
+.PHONY: install run test test-lmcache check crash faults soak lock clean fuzz overload
 
 install: $(STAMP)
 
@@ -53,9 +53,26 @@ faults: install  ## let every single operation fail, and kill the daemon at ever
 soak: install  ## play made-up histories of events and faults to the service for MINUTES
 	$(BIN)/python -m tests.simulation soak --minutes $(or $(MINUTES),10)
 
+# Its own environment: the fuzzer is large, and nothing else needs it.
+FUZZ_VENV  := .venv-fuzz
+FUZZ_PIP   := $(FUZZ_VENV)/bin/pip --quiet --disable-pip-version-check
+FUZZ_STAMP := $(FUZZ_VENV)/.installed
+
+fuzz: $(FUZZ_STAMP)  ## search the decoder for bytes that break it, for SECONDS=60
+	$(FUZZ_VENV)/bin/python -m tests.hostile.fuzz_decoder --seconds $(or $(SECONDS),60)
+
+$(FUZZ_STAMP): requirements/fuzz.txt requirements/lock.txt | install
+	$(BIN)/python -m venv $(FUZZ_VENV)
+	$(FUZZ_PIP) install --require-hashes -r requirements/lock.txt
+	$(FUZZ_PIP) install -r requirements/fuzz.txt
+	touch $(FUZZ_STAMP)
+
+overload: install  ## give the daemon more than it can bear, for SECONDS=60, and print figures
+	$(BIN)/python -m tests.hostile.overload --seconds $(or $(SECONDS),60)
+
 lock:  ## write requirements/lock.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group dev pyproject.toml --output-file requirements/lock.txt
 
 clean:
-	rm -rf $(VENV) $(LMCACHE_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
