@@ -61,7 +61,9 @@ class AppCall:
     async def send(self, message: ASGISendEvent) -> None:
         """Send a message of the app. The head waits, to leave with the first of the body."""
         await self._send(message)
-        if message["type"] == "http.response.body":
+        if message["type"] == "http.response.start":
+            self._connection.was_refused = message["status"] == 503
+        elif message["type"] == "http.response.body":
             await self._connection.flush()
             if message.get("more_body"):
                 if self._connection.broken:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     )
 
     from ramakv.config import Limits
+    from ramakv.web.turnstile import Turnstile
 
     AppSend = Callable[[ASGISendEvent | None], Awaitable[None]]
     AppFailed = Callable[[ExceptionGroup[Exception], Scope], None]
@@ -213,17 +214,20 @@ class Connection(TCPServer):
         context: WorkerContext,
         state: LifespanState,
         limits: Limits,
+        turnstile: Turnstile,
         app_failed: AppFailed,
         stream: trio.SocketStream,
     ) -> None:
         super().__init__(cast("AppWrapper", app), config, context, state, cast("Any", stream))
         self._limits = limits
+        self._turnstile = turnstile
         self._app_failed = app_failed
         self._call: AppCall | None = None
         self._idle = trio.CancelScope()
         self._sending: trio.CancelScope | None = None
         self._unsent: list[bytes] = []
         self._finished = False  # no further request
+        self.was_refused = False  # the last answer was a 503
         self.broken = False  # no further bytes to the client
 
     async def run(self) -> None:
@@ -262,13 +266,18 @@ class Connection(TCPServer):
     async def _next_request(self) -> None:
         if self.protocol.paused:  # h11 has it already
             await trio.lowlevel.checkpoint()
+            if self.was_refused:
+                await self._turnstile.enter()
             await self.protocol.handle_events()
             return
         # One deadline for the whole head: a byte now and then does not move it.
         deadline = trio.current_time() + self._limits.keep_alive_seconds
         with trio.CancelScope(deadline=deadline) as self._idle:
             while self._call is None and not self._finished:
-                await self.protocol.feed(await self._receive())
+                data = await self._receive()
+                if self.was_refused:
+                    await self._turnstile.enter()
+                await self.protocol.feed(data)
         if self._idle.cancelled_caught:
             self._finished = True
 

@@ -23,6 +23,7 @@ from ramakv.web.app_call import json_error
 from ramakv.web.connection import Connection, linger
 from ramakv.web.hypercorn_config import ServerConfig
 from ramakv.web.tls_connection import TlsConnection
+from ramakv.web.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -234,9 +235,11 @@ class _Server:
         self._connections: set[Connection] = set()
         self._turned_away = 0
         self._complaints = _Complaints()
+        self._turnstile = Turnstile()
+        shared = (app, config, self._context, state, limits, self._turnstile, self._app_failed)
         connection: Any = Connection if tls is None else partial(TlsConnection, tls)
         self._open_connection: Callable[[trio.SocketStream], Connection] = partial(
-            connection, app, config, self._context, state, limits, self._app_failed
+            connection, *shared
         )
 
     async def run(
@@ -246,10 +249,11 @@ class _Server:
         task_status: trio.TaskStatus[None],
     ) -> float:
         """Serve until `stop` is set and the last client is gone. Return when that was due."""
-        listeners = [_Listener(sock, self._complaints) for sock in sockets]
+        listeners = [_Listener(sock, self._complaints, self._is_full) for sock in sockets]
         async with trio.open_nursery() as guard:
             async with trio.open_nursery() as clients:
                 guard.start_soon(self._cut_off, stop, clients.cancel_scope)
+                guard.start_soon(self._turnstile.run)
                 async with trio.open_nursery() as accepting:
                     serve = partial(
                         trio.serve_listeners, self._serve, listeners, handler_nursery=clients
@@ -275,8 +279,11 @@ class _Server:
                 connection.abort()
             clients.cancel()
 
+    def _is_full(self) -> bool:
+        return len(self._connections) >= self._limits.connections_max
+
     async def _serve(self, stream: trio.SocketStream) -> None:
-        if len(self._connections) >= self._limits.connections_max:
+        if self._is_full():
             await self._turn_away(stream)
             return
         if self._context.terminated.is_set():
@@ -313,11 +320,15 @@ class _Server:
 class _Listener(trio.abc.Listener[trio.SocketStream]):
     """Lets clients in by the burst, and waits quietly when there is no file descriptor for them.
 
-    trio's listener takes one client a turn: under load, the last of many waits for seconds.
+    trio's listener takes one client a turn: under load, the last of many waits for seconds. Those
+    that will be turned away do: hundreds a turn would hold up the clients inside.
     """
 
-    def __init__(self, sock: socket.socket, complaints: _Complaints) -> None:
+    def __init__(
+        self, sock: socket.socket, complaints: _Complaints, is_full: Callable[[], bool]
+    ) -> None:
         self._socket = sock
+        self._is_full = is_full
         self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
         self._complaints = complaints
         self._accepted: deque[trio.SocketStream] = deque()
@@ -327,7 +338,7 @@ class _Listener(trio.abc.Listener[trio.SocketStream]):
             try:
                 self._accepted.append(await self._listener.accept())
                 with suppress(OSError):  # nobody waits, or the next call says what is wrong
-                    while len(self._accepted) < ACCEPT_BURST:
+                    while len(self._accepted) < ACCEPT_BURST and not self._is_full():
                         client = trio.socket.from_stdlib_socket(self._socket.accept()[0])
                         self._accepted.append(trio.SocketStream(client))
             except OSError as error:
