@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash faults soak lock clean fuzz overload
+.PHONY: install run test test-lmcache check crash faults soak lock clean fuzz overload idle
 
 install: $(STAMP)
 
@@ -69,6 +69,9 @@ $(FUZZ_STAMP): requirements/fuzz.txt requirements/lock.txt | install
 
 overload: install  ## give the daemon more than it can bear, for SECONDS=60, and print figures
 	$(BIN)/python -m tests.hostile.overload --seconds $(or $(SECONDS),60)
+
+idle: install  ## what 5,000 idle connections cost
+	$(BIN)/python -m tests.hostile.idle --connections $(or $(CONNECTIONS),5000)
 
 lock:  ## write requirements/lock.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
