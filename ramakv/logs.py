@@ -72,6 +72,14 @@ class _Bridge(logging.Handler):
         )
 
 
+def _make_printable(_logger: object, _method: str, line: Any) -> Any:
+    """Escape what would steer a terminal, or begin a line of its own: clients choose their ids."""
+    for key, value in line.items():
+        if isinstance(value, str) and not value.isprintable():
+            line[key] = value.encode("unicode_escape").decode()
+    return line
+
+
 def configure_logs(
     level: str = "info",
     format_: Literal["auto", "console", "json"] = "auto",
@@ -95,7 +103,7 @@ def configure_logs(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
-            *([] if as_text else [structlog.processors.format_exc_info]),
+            _make_printable if as_text else structlog.processors.format_exc_info,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
