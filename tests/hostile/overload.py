@@ -130,6 +130,9 @@ def _print_overload(daemon: Daemon, seconds: float) -> None:
             f"{dict(client.statuses)}"
         )
     print(f"p99 beside / alone: {polite.p99 / alone.p99:.1f}")  # noqa: T201
+    inside = int(LIMITS["RAMAKV_LIMITS__CONNECTIONS_MAX"])
+    share = inside / (sum(counts.values()) / (seconds + 2 * WARM_UP_SECONDS)) * 1000
+    print(f"an equal share of {inside} connections: an answer every {share:.0f} ms")  # noqa: T201
 
 
 if __name__ == "__main__":
