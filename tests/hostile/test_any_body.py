@@ -14,7 +14,7 @@ from tests.hostile.house import House, check_envelopes, living_in
 from tests.hostile.mutations import BODY_TOKENS, SEEDS, mutated
 
 
-@settings(max_examples=250, derandomize=True, deadline=None)
+@settings(max_examples=200, derandomize=True, deadline=None)
 @given(BODIES)
 def test_the_decoder_accepts_or_refuses_and_nothing_else(body: bytes) -> None:
     decoder.check(body)
@@ -36,7 +36,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(BODIES)
 def test_any_body_gets_an_answer_of_the_contract(house: House, body: bytes) -> None:
     before = house.state()

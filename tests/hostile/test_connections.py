@@ -437,6 +437,6 @@ def test_damaged_requests_never_hurt_the_daemon_or_a_witness(house: House, seed:
                 seen = witness.ask(MAP).envelope["data"]["chunk_hashes"]
                 assert seen == SEEN, data
     assert 150 < answered < 750
-    house.wait(lambda: open_fds() == before)
+    house.wait(lambda: open_fds() <= before)
     for session_id in ("s", "t"):
         house.ask([event("session_close", session_id), event("turn_start", session_id)])
