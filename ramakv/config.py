@@ -50,7 +50,7 @@ class Limits(_Section, frozen=True):
 
     body_bytes_max: Count = 8 * 1024 * 1024
     body_timeout_seconds: Seconds = 10.0
-    in_hand_bytes_max: Count = 64 * 1024 * 1024
+    in_hand_bytes_max: Count = 128 * 1024 * 1024
     batch_events_max: Count = 1024
     chunks_per_session_max: Count = 32_768
     hash_chars_max: Count = 256
