@@ -83,7 +83,7 @@ def reject_until_settled(queue: EvictionQueue, bad: set[str], calls_max: int = 2
             if (chunk := queue.halve(batch, now)) is not None:
                 dead.append(chunk)
         else:
-            queue.done(batch, now)
+            queue.done(batch)
     return dead
 
 
@@ -95,9 +95,10 @@ def test_a_rejected_batch_is_halved_until_the_bad_hash_stands_alone() -> None:
 
 def test_a_hash_is_not_given_up_while_lmcache_does_nothing_else_either() -> None:
     queue = make_queue("a")
+    queue.succeeded()  # that was before
     assert reject_until_settled(queue, {"a"}, calls_max=20) == []
     assert len(queue) == 1
-    queue.succeeded(1e9)
+    queue.succeeded()
     assert reject_until_settled(queue, {"a"}, calls_max=2000) == ["a"]
 
 
@@ -142,7 +143,7 @@ def test_an_outage_is_no_refusal() -> None:
     while dead is None:
         batch = queue.take(now)
         assert batch is not None
-        queue.succeeded(now)
+        queue.succeeded()
         refusals += 1
         dead = queue.halve(batch, now)
         now = max(now, min(queue.next_due(now), 1e6))

@@ -206,7 +206,7 @@ def apply(
         for chunk, generation in batch.chunks.items():
             if model.owed.get(chunk, generation + 1) <= generation:
                 del model.owed[chunk]
-        model.drop_rows(counts.evicted(batch, now))
+        model.drop_rows(counts.evicted(batch))
     elif kind == "fail" and flying:
         failed = counts.evict_failed(flying.pop(0), now, rejected=bool(what))
         model.drop_rows(failed.obsolete)

@@ -252,7 +252,7 @@ class BackendActor:
                     self.calls += 1
                 await self._client.prefetch(job.chunks[start : start + size], lookup_id)
             accepted = True
-            self._refcount.prefetch_succeeded(trio.current_time())
+            self._refcount.prefetch_succeeded()
             self._answered()
         except BackendError as error:
             self._judge(error, "prefetch", permit)
@@ -285,7 +285,7 @@ class BackendActor:
                 )
             failure = error
         else:
-            books = self._refcount.evicted(batch, trio.current_time())
+            books = self._refcount.evicted(batch)
             self._answered()
         self.wake()  # a prefetch of these chunks need not wait any more
         if books.obsolete or books.dead:

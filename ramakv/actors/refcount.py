@@ -189,9 +189,9 @@ class RefcountActor:
         """Whether an evict of one of these has left and not ended."""
         return self._counts.evictions.is_in_flight(chunks)
 
-    def evicted(self, batch: Batch, now: float) -> Bookkeeping:
+    def evicted(self, batch: Batch) -> Bookkeeping:
         """End a batch that was carried out."""
-        return Bookkeeping(obsolete=self._counts.evicted(batch, now))
+        return Bookkeeping(obsolete=self._counts.evicted(batch))
 
     def evict_failed(self, batch: Batch, now: float, reason: str, *, rejected: bool) -> Bookkeeping:
         """Let what is left of a failed batch wait again."""
@@ -202,9 +202,9 @@ class RefcountActor:
         """Drop the evicts that wait since before then: LMCache lost what they are about."""
         return Bookkeeping(obsolete=self._counts.forgive(released_before))
 
-    def prefetch_succeeded(self, now: float) -> None:
+    def prefetch_succeeded(self) -> None:
         """Note that LMCache works, for the judgement of hashes that it rejects."""
-        self._counts.evictions.succeeded(now)
+        self._counts.evictions.succeeded()
 
     def statistics(self) -> dict[str, int]:
         """Chunks referenced, waiting for their evict, and in flight."""

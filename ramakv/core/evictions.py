@@ -55,8 +55,8 @@ class Batch:
     """When the last of these chunks was released."""
     tries: int = 0
     refusals: int = 0
-    refused_since: float | None = None
-    """When a batch of this one chunk was first rejected."""
+    successes_before: int | None = None
+    """What LMCache had done for us when a batch of this one chunk was first rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class EvictionQueue:
     _retry_of: dict[ChunkHash, Batch] = field(default_factory=dict)
     _in_flight: dict[ChunkHash, Batch] = field(default_factory=dict)
     _ticket: itertools.count[int] = field(default_factory=itertools.count)
-    _last_success: float = -math.inf
+    _successes: int = 0
     _rejected_in_a_row: int = 0
 
     def __len__(self) -> int:
@@ -138,15 +138,15 @@ class EvictionQueue:
         self._drop_empty_retries()
         return min(due, self._retries[0][0]) if self._retries else due
 
-    def done(self, batch: Batch, now: float) -> None:
+    def done(self, batch: Batch) -> None:
         """End a batch that LMCache carried out."""
         self._land(batch)
         self._rejected_in_a_row = 0
-        self._last_success = now
+        self._successes += 1
 
-    def succeeded(self, now: float) -> None:
+    def succeeded(self) -> None:
         """Note that LMCache did something else we asked for: it works."""
-        self._last_success = now
+        self._successes += 1
 
     def retry(self, batch: Batch, now: float) -> None:
         """Let a batch wait that failed as an outage does: all of it again, later and later."""
@@ -174,10 +174,10 @@ class EvictionQueue:
             return None
         if not chunks:
             return None
-        if batch.refused_since is None:
-            batch.refused_since = now
+        if batch.successes_before is None:
+            batch.successes_before = self._successes
         batch.refusals += 1
-        if batch.refusals >= self.policy.tries_max and self._last_success >= batch.refused_since:
+        if batch.refusals >= self.policy.tries_max and self._successes > batch.successes_before:
             return chunks[0][0]
         self._push(batch, now + self._backoff(batch.refusals))
         return None

@@ -146,9 +146,9 @@ class RefCounts:
                 self._drop_if_durable(chunk, obsolete)
         return Settled(queued, obsolete)
 
-    def evicted(self, batch: Batch, now: float) -> list[OutboxRow]:
+    def evicted(self, batch: Batch) -> list[OutboxRow]:
         """End a batch that was carried out; returns the outbox rows it settles."""
-        self.evictions.done(batch, now)
+        self.evictions.done(batch)
         return list(batch.chunks.items())
 
     def evict_failed(self, batch: Batch, now: float, *, rejected: bool) -> FailedBatch:

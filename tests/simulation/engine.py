@@ -133,6 +133,7 @@ class SimulatedLMCache(httpx.AsyncBaseTransport):
         count = self._carry_out(kind, body, failing)
         self.points.reach("send.after")
         if failing is not None:
+            self.were_bad |= set(body.chunk_hashes)
             failures = {str(7000 + failing): {"error": "HTTP Error 500: Internal Server Error"}}
             return _reply(500, {"error": "Failed on workers", "failures": failures})
         if mode == "applies, then times out":
