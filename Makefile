@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash faults soak lock clean fuzz overload idle
+.PHONY: install run test test-lmcache check crash faults soak mutants lock clean fuzz overload idle
 
 install: $(STAMP)
 
@@ -72,6 +72,9 @@ overload: install  ## give the daemon more than it can bear, for SECONDS=60, and
 
 idle: install  ## what 5,000 idle connections cost
 	$(BIN)/python -m tests.hostile.idle --connections $(or $(CONNECTIONS),5000)
+
+mutants: install  ## break ramakv on purpose, one way at a time, and see that tests notice
+	$(BIN)/python -m tests.mutants
 
 lock:  ## write requirements/lock.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
