@@ -93,6 +93,7 @@ class Eviction(_Section, frozen=True):
 
     batch_chunks_max: Count = 512
     batch_age_seconds: Seconds = 0.5
+    dead_letters_max: Count = 10_000
     locations: Locations = (HOT_LOCATION,)
     close_locations: Locations = (HOT_LOCATION,)
 

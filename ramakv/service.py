@@ -155,7 +155,8 @@ def _open_store(config: Config) -> Store:
             synchronous=config.store.synchronous,
             busy_timeout_seconds=config.store.busy_timeout_seconds,
             wal_autocheckpoint_pages=config.store.wal_autocheckpoint_pages,
-        )
+        ),
+        dead_letters_max=config.eviction.dead_letters_max,
     )
 
 

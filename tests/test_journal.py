@@ -38,8 +38,11 @@ class FaultyStore(Store):
 
 
 @asynccontextmanager
-async def running_journal(folder: Path) -> AsyncIterator[tuple[Journal, FaultyStore]]:
-    store = FaultyStore(Database.open(folder / "sessions.db"))
+async def running_journal(
+    folder: Path, dead_letters_max: int = 10_000
+) -> AsyncIterator[tuple[Journal, FaultyStore]]:
+    database = Database.open(folder / "sessions.db")
+    store = FaultyStore(database, dead_letters_max=dead_letters_max)
     journal = Journal(store, StoreConfig(), run_inline)
     async with trio.open_nursery() as nursery:
         await nursery.start(journal.run)
@@ -141,6 +144,19 @@ async def test_much_bookkeeping_does_not_wait_for_long(tmp_path: Path) -> None:
             await journal.tell(Bookkeeping(obsolete=rows))
         await wait_all_tasks_blocked()
         assert journal.statistics()["transactions"] >= 1
+
+
+async def test_dropped_dead_letters_are_counted(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with running_journal(tmp_path, dead_letters_max=10) as (journal, _):
+        for number in range(12):
+            active = SessionState("s", rules.Status.ACTIVE, (f"c{number}",))
+            release = rules.turn_end(active, (), None)
+            write = SessionWrite(active, release.next, release.outbox, release.scope, 0)
+            (reply,) = await hand_in(journal, write)
+            rows = [(f"c{number}", reply.result())]
+            await journal.tell(Bookkeeping(dead=rows, dead_reason="refused"))
+            await wait_all_tasks_blocked()
+        assert journal.statistics()["dead_letters_dropped"] == 2
 
 
 async def test_closing_writes_what_waits(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ NOW_MS = 1_700_000_000_000
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Store]:
-    store = Store(Database.open(folder / "sessions.db", busy_timeout_seconds=0.05))
+def opened(folder: Path, dead_letters_max: int = 10_000) -> Iterator[Store]:
+    database = Database.open(folder / "sessions.db", busy_timeout_seconds=0.05)
+    store = Store(database, dead_letters_max=dead_letters_max)
     try:
         yield store
     finally:
@@ -110,6 +111,69 @@ def test_a_row_released_anew_outlives_the_end_of_its_older_evict(tmp_path: Path)
         assert store.recovery().outbox() == ([], [("x", second)])
     with opened(tmp_path) as store:
         assert store.commit([write(b, rules.suspend(b))]) > second
+
+
+def bury(store: Store, *chunks: str) -> int:
+    """Release chunks and have them refused for good; returns their generation."""
+    a = SessionState("s", Status.ACTIVE, chunks)
+    generation = store.commit([write(a, rules.turn_end(a, (), None))])
+    rows = [(chunk, generation) for chunk in chunks]
+    store.commit([Bookkeeping(dead=rows, dead_reason="refused")])
+    return generation
+
+
+def test_of_too_many_dead_letters_the_oldest_go_and_nothing_that_is_owed(tmp_path: Path) -> None:
+    with opened(tmp_path, dead_letters_max=20) as store:
+        a = SessionState("t", Status.ACTIVE, ("owed",))
+        store.commit([write(a, rules.turn_end(a, (), None))])
+        for number in range(20):
+            bury(store, f"c{number:02}")
+        assert store.dead_letters_dropped == 0
+        bury(store, "new")
+        owed, dead = store.recovery().outbox()
+        assert [chunk for chunk, _ in owed] == ["owed"]
+        assert sorted(chunk for chunk, _ in dead) == [f"c{n:02}" for n in range(3, 20)] + ["new"]
+        assert store.dead_letters_dropped == 3
+
+
+def test_a_dead_letter_that_is_owed_again_makes_room(tmp_path: Path) -> None:
+    with opened(tmp_path, dead_letters_max=2) as store:
+        for chunk in "abab":  # released anew each time, and so owed anew
+            bury(store, chunk)
+        assert store.dead_letters_dropped == 0
+        assert len(store.recovery().outbox()[1]) == 2
+
+
+def test_a_bound_that_was_lowered_holds_from_the_first_commit_on(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for number in range(30):
+            bury(store, f"c{number}")
+    with opened(tmp_path, dead_letters_max=10) as store:
+        store.commit([])
+        assert len(store.recovery().outbox()[1]) == 9
+
+
+def test_dead_letters_of_a_commit_that_failed_are_still_counted(tmp_path: Path) -> None:
+    with opened(tmp_path, dead_letters_max=10) as store:
+        for number in range(10):
+            bury(store, f"c{number}")
+        generation = bury_unwritten(store, "new")
+        assert len(store.recovery().outbox()[1]) == 10
+        store.commit([Bookkeeping(dead=[("new", generation)], dead_reason="refused")])
+        assert len(store.recovery().outbox()[1]) == 9
+
+
+def bury_unwritten(store: Store, chunk: str) -> int:
+    """The same, but its last commit cannot be made; returns the generation."""
+    a = SessionState("s", Status.ACTIVE, (chunk,))
+    generation = store.commit([write(a, rules.turn_end(a, (), None))])
+    fork = Fork(1, (), NOW_MS)
+    forked = write(a, rules.fork(a, fork))
+    with pytest.raises(StoreError, match="UNIQUE"):
+        store.commit(
+            [Bookkeeping(dead=[(chunk, generation)], dead_reason="refused"), forked, forked]
+        )
+    return generation
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ class Journal:
         )
         self._books = _Books()
         self._failing = False
+        self._dead_letters_dropped = 0
         self.commits = 0
         self.transactions = 0
 
@@ -117,11 +118,12 @@ class Journal:
         self._mailbox.close()
 
     def statistics(self) -> dict[str, int]:
-        """Commits made, the transactions they were grouped into, and what waits."""
+        """Commits, and the transactions they were grouped into; what waits; what was dropped."""
         return {
             "commits": self.commits,
             "transactions": self.transactions,
             "waiting": len(self._mailbox),
+            "dead_letters_dropped": self._store.dead_letters_dropped,
         }
 
     async def _serve(self, group: list[Message]) -> None:
@@ -183,6 +185,13 @@ class Journal:
         if self._failing:
             self._failing = False
             log.info("the store works again")
+        if (dropped := self._store.dead_letters_dropped) != self._dead_letters_dropped:
+            log.warning(
+                "there were too many dead letters; the oldest were dropped",
+                dropped=dropped - self._dead_letters_dropped,
+                advice="LMCache keeps their chunks; see eviction.dead_letters_max",
+            )
+            self._dead_letters_dropped = dropped
 
     def _note_failure(self, error: StoreError) -> None:
         if not self._failing:

@@ -57,7 +57,7 @@ CREATE TABLE IF NOT EXISTS outbox (
     scope TEXT NOT NULL,
     dead_reason TEXT
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS set_aside (
+CREATE TABLE IF NOT EXISTS set_aside (  -- grows by rows that others damaged, and not in service
     table_name TEXT NOT NULL,
     key TEXT,
     content TEXT,

@@ -31,6 +31,15 @@ ON CONFLICT (chunk_hash) DO UPDATE SET
     generation = excluded.generation, scope = excluded.scope, dead_reason = NULL
 """
 
+_DROP_OLDEST_DEAD = """
+DELETE FROM outbox WHERE chunk_hash IN (
+    SELECT chunk_hash FROM outbox WHERE dead_reason IS NOT NULL
+    ORDER BY generation DESC LIMIT -1 OFFSET ?
+)
+"""
+
+_COUNT_DEAD = "SELECT count(*) FROM outbox WHERE dead_reason IS NOT NULL"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionWrite:
@@ -73,23 +82,35 @@ class Bookkeeping:
 Write = SessionWrite | Bookkeeping
 
 
+class _Trimmed(NamedTuple):
+    """Dead letters that were dropped, and that are left."""
+
+    dropped: int
+    left: int
+
+
 class Store:
     """The open database. One thread at a time calls it.
 
     All methods raise StoreError, and then have changed nothing.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, dead_letters_max: int = 10_000) -> None:
         self.database = database
         self.path = database.path
+        self.dead_letters_dropped = 0
         self._db = database.connection
+        self._dead_letters_max = dead_letters_max
         try:
             with mapped_errors(self.path):
                 row = self._db.execute("SELECT max(generation) FROM outbox").fetchone()
+                dead = self._db.execute(_COUNT_DEAD).fetchone()
         except BaseException:
             database.close()
             raise
         self._generation: int = row[0] or 0
+        self._dead_letters: int = dead[0]
+        """At least as many as there are: one whose chunk is released anew is owed again."""
 
     def next_fork_id(self) -> int:
         """The first fork id that was never used."""
@@ -110,14 +131,29 @@ class Store:
     def commit(self, writes: Sequence[Write]) -> int:
         """Apply writes in one transaction; returns its generation, which grows with each."""
         generation = self._generation + 1
+        trimmed: _Trimmed | None = None
         with mapped_errors(self.path), self.database.transaction():
             for write in writes:
                 if isinstance(write, SessionWrite):
                     self._write_session(write, generation)
                 else:
                     self._keep_books(write)
+            if self._dead_letters > self._dead_letters_max:
+                trimmed = self._trim_dead_letters()
         self._generation = generation
+        if trimmed is not None:
+            self._dead_letters = trimmed.left
+            self.dead_letters_dropped += trimmed.dropped
         return generation
+
+    def _trim_dead_letters(self) -> _Trimmed:
+        """Of too many keep nine tenths of the bound, so that it is not done for each new one."""
+        found: int = self._db.execute(_COUNT_DEAD).fetchone()[0]
+        if found <= self._dead_letters_max:
+            return _Trimmed(0, found)
+        kept = self._dead_letters_max - self._dead_letters_max // 10
+        self._db.execute(_DROP_OLDEST_DEAD, (kept,))
+        return _Trimmed(found - kept, kept)
 
     def _write_session(self, write: SessionWrite, generation: int) -> None:
         before, after, now_ms = write.before, write.after, write.now_ms
@@ -185,6 +221,7 @@ class Store:
             "UPDATE outbox SET dead_reason = ? WHERE chunk_hash = ? AND generation <= ?",
             [(write.dead_reason, chunk, generation) for chunk, generation in write.dead],
         )
+        self._dead_letters += len(write.dead)
         if write.reopened is not None:
             self._db.execute(
                 "DELETE FROM closed WHERE session_id = ? AND closed_ms <= ?", write.reopened
