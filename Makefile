@@ -44,8 +44,8 @@ check: install  ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-crash: install  ## kill the daemon under load, 30 times, and look for anything lost
-	$(BIN)/python -m tests.crash_rounds --rounds $(or $(ROUNDS),30)
+crash: install  ## kill the daemon 200 times: at work, starting, migrating, stopping
+	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
 
 faults: install  ## let every single operation fail, and kill the daemon at every point
 	RAMAKV_EVERY_FAULT=1 $(BIN)/pytest $(PYTEST_ARGS) --durations=0 tests/simulation
