@@ -91,6 +91,7 @@ async def open_service(
             client = await stack.enter_async_context(_open_client(config, run_sync))
         store = await run_sync(_open_store, config)
         try:
+            await run_sync(store.begin_ages, int(wall_clock() * 1000))
             counts, sessions, obsolete = await _recover(store, config, run_sync, rng)
             first_fork_id = await run_sync(store.next_fork_id)
         except BaseException:

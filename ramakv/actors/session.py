@@ -223,20 +223,19 @@ class SessionActor:
         pinned = keep_pinned and state.pinned and state.status is not Status.UNKNOWN
         evicted = 0
         if state.status is not Status.UNKNOWN:
-            eviction = self._around.config.eviction
-            evicted = await self._apply(
-                rules.close(
-                    state,
-                    self._around.now_ms(),
-                    keep_row=pinned,
-                    evict_suspended=set(eviction.close_locations) != set(SUSPEND_LOCATIONS),
-                )
-            )
+            evicted = await self._apply(self._closing(self._around.now_ms(), keep_row=pinned))
         return events.SessionCloseData(
             closed=True,
             pinned=pinned,
             evicted_count=evicted,
             backend_degraded=self._around.backend.is_degraded,
+        )
+
+    def _closing(self, closed_ms: int | None, *, keep_row: bool) -> Step:
+        locations = set(self._around.config.eviction.close_locations)
+        evict_suspended = locations != set(SUSPEND_LOCATIONS)
+        return rules.close(
+            self._known, closed_ms, keep_row=keep_row, evict_suspended=evict_suspended
         )
 
     async def _suspend(self) -> events.SessionSuspendData:
@@ -317,23 +316,32 @@ class SessionActor:
         if request.forks_opened_before_ms is not None:
             for fork in self._known.forks:
                 if fork.opened_ms < request.forks_opened_before_ms:
-                    await self._fork_end(fork.fork_id)
+                    step = rules.fork_end(self._known, fork)
+                    await self._apply(step, fork_owner(fork), is_event=False)
                     log.info("fork expired", session_id=self.session_id, fork_id=fork.fork_id)
         if request.suspend and self._known.status is Status.ACTIVE:
-            await self._suspend()
+            await self._apply(rules.suspend(self._known), is_event=False)
             log.info("idle session suspended", session_id=self.session_id)
         elif request.close and self._known.status is Status.SUSPENDED:
-            await self._close(keep_pinned=False)
+            # Not remembered: its agent did not end it, and a turn_end that comes now is not late.
+            await self._apply(self._closing(None, keep_row=False), is_event=False)
             log.info("idle session closed", session_id=self.session_id)
 
     # Steps -------------------------------------------------------------------------------
 
     async def _apply(
-        self, step: Step, owner: Owner | None = None, parents_fork: ParentsFork | None = None
+        self,
+        step: Step,
+        owner: Owner | None = None,
+        parents_fork: ParentsFork | None = None,
+        *,
+        is_event: bool = True,
     ) -> int:
         """Carry a step out; returns how many chunks were queued for eviction."""
         owner = owner or Owner("session", self.session_id)
-        return await self._steps.carry_out(self._known, step, owner, parents_fork)
+        return await self._steps.carry_out(
+            self._known, step, owner, parents_fork, is_event=is_event
+        )
 
     def _adopt_state(self, state: SessionState) -> None:
         self._state = state

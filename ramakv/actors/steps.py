@@ -33,7 +33,13 @@ class Steps:
         self._pending: _Pending | None = None
 
     async def carry_out(
-        self, before: SessionState, step: Step, owner: Owner, parents_fork: ParentsFork | None
+        self,
+        before: SessionState,
+        step: Step,
+        owner: Owner,
+        parents_fork: ParentsFork | None,
+        *,
+        is_event: bool,
     ) -> int:
         """Make a step durable and adopt its state; returns how many chunks were queued.
 
@@ -41,7 +47,7 @@ class Steps:
         """
         around = self._around
         write = SessionWrite(
-            before, step.next, step.outbox, step.scope, around.now_ms(), parents_fork
+            before, step.next, step.outbox, step.scope, around.now_ms(), parents_fork, is_event
         )
         pending = _Pending(step, owner)
         await around.refcount.acquire(owner, step.acquire, step.release)

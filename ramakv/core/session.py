@@ -120,18 +120,20 @@ def suspend(state: SessionState) -> Step:
     )
 
 
-def close(state: SessionState, now_ms: int, *, keep_row: bool, evict_suspended: bool) -> Step:
-    """End a session; its forks live on.
+def close(
+    state: SessionState, closed_ms: int | None, *, keep_row: bool, evict_suspended: bool
+) -> Step:
+    """End a session; its forks live on. `closed_ms`: when, if that is to be remembered.
 
     `keep_row`: a pinned session keeps its row, as a suspended one does. `evict_suspended`:
     chunks of a suspended session lie in slower tiers, and close reaches those.
     """
     if keep_row:
         step = suspend(state)
-        return replace(step, next=replace(step.next, closed_ms=now_ms))
+        return replace(step, next=replace(step.next, closed_ms=closed_ms))
     was_suspended = state.status is Status.SUSPENDED
     return Step(
-        SessionState(state.session_id, forks=state.forks, closed_ms=now_ms),
+        SessionState(state.session_id, forks=state.forks, closed_ms=closed_ms),
         release=state.references,
         scope=Scope.CLOSE,
         forget=distinct(state.chunk_map) if was_suspended and evict_suspended else (),

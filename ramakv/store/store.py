@@ -22,7 +22,8 @@ INSERT INTO sessions (session_id, map_json, turn_count, suspended, seq, updated_
 VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (session_id) DO UPDATE SET
     map_json = excluded.map_json, turn_count = excluded.turn_count,
-    suspended = excluded.suspended, seq = excluded.seq, updated_ms = excluded.updated_ms
+    suspended = excluded.suspended, seq = excluded.seq,
+    updated_ms = CASE WHEN excluded.updated_ms THEN excluded.updated_ms ELSE updated_ms END
 """
 
 _OWE = """
@@ -38,6 +39,12 @@ DELETE FROM outbox WHERE chunk_hash IN (
 )
 """
 
+_NOT_FROM_THE_FUTURE = (
+    "UPDATE sessions SET updated_ms = :now WHERE updated_ms > :now OR updated_ms = 0",
+    "UPDATE forks SET opened_ms = :now WHERE opened_ms > :now",
+    "UPDATE closed SET closed_ms = :now WHERE closed_ms > :now",
+)
+
 _COUNT_DEAD = "SELECT count(*) FROM outbox WHERE dead_reason IS NOT NULL"
 
 
@@ -51,6 +58,8 @@ class SessionWrite:
     scope: Scope
     now_ms: int
     parents_fork: ParentsFork | None = None
+    is_event: bool = True
+    """Whether an agent asked for it: what the daemon does by itself makes no session younger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,15 @@ class Store:
             ).fetchone()
         return found[0] + 1 if found else 1
 
+    def begin_ages(self, now_ms: int) -> None:
+        """Take what seems to come from the future as of now: the clock was set back meanwhile.
+
+        And so what says nothing of its age, in a database of the Rust daemon.
+        """
+        with mapped_errors(self.path), self.database.transaction():
+            for statement in _NOT_FROM_THE_FUTURE:
+                self._db.execute(statement, {"now": now_ms})
+
     def load(self, session_id: str) -> SessionState:
         """Read one session; an unknown one if there is nothing about it."""
         return load_session(self.database, session_id)
@@ -167,7 +185,7 @@ class Store:
                     after.turn_count,
                     after.status is Status.SUSPENDED,
                     after.seq,
-                    now_ms,
+                    now_ms if write.is_event else 0,
                 ),
             )
         elif before.status is not Status.UNKNOWN:
