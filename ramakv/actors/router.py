@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import structlog
 import trio
@@ -30,18 +29,17 @@ from ramakv.actors.requests import (
 )
 from ramakv.actors.session import SessionActor
 from ramakv.actors.surroundings import Surroundings
+from ramakv.actors.sweeper import Sweeper
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
-from ramakv.core.session import SessionState, Status, is_remembered
+from ramakv.core.session import SessionState, Status
 from ramakv.errors import InternalError, RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
-from ramakv.store.store import Bookkeeping, ParentsFork
+from ramakv.store.store import ParentsFork
 
 log = structlog.get_logger("ramakv.router")
 
 _CREATING = events.TurnEnd | Restore | Inherit
-_SWEEP_SLICE = 1000
-"""Sessions looked at between two checkpoints of a sweep."""
 
 
 class Router:
@@ -64,7 +62,6 @@ class Router:
     ) -> None:
         self._config = config
         self._backend = backend
-        self._journal = journal
         self._places: dict[str, Place] = {}
         self._active = 0
         self._open = 0
@@ -75,6 +72,7 @@ class Router:
         self._around = Surroundings(
             config, self, refcount, journal, backend, debug_files, clock_offset
         )
+        self._sweeper = Sweeper(self, self._around)
 
     # At start ----------------------------------------------------------------------------
 
@@ -85,8 +83,7 @@ class Router:
         self._places[state.session_id] = place
         self._note(place, state)
         idle_seconds = max(0.0, self._around.now_ms() - stored.updated_ms) / 1000
-        # A row that says nothing of its age (the Rust daemon's) is as good as new.
-        place.last_event = trio.current_time() - (idle_seconds if stored.updated_ms else 0.0)
+        place.last_event = trio.current_time() - idle_seconds
 
     # For the edge ------------------------------------------------------------------------
 
@@ -289,7 +286,7 @@ class Router:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             async with trio.open_nursery() as sweeper:
-                sweeper.start_soon(self._sweep_regularly)
+                sweeper.start_soon(self._sweeper.run)
                 task_status.started()
                 await self._closing.wait()
                 sweeper.cancel_scope.cancel()
@@ -321,68 +318,37 @@ class Router:
         if place.actor is actor:
             place.actor = None
             self._arrived(place)
-            if place.is_empty:
-                self._places.pop(place.session_id, None)
-
-    async def _sweep_regularly(self) -> None:
-        while True:
-            await trio.sleep(self._sweep_seconds())
-            await self.sweep()
-
-    def _sweep_seconds(self) -> float:
-        """Often enough to be late by a tenth of the shortest time that is kept, at most."""
-        sessions = self._config.sessions
-        times = (
-            sessions.passivate_seconds,
-            sessions.closed_memory_seconds,
-            sessions.idle_suspend_seconds,
-            sessions.idle_close_seconds,
-            sessions.fork_ttl_seconds,
-        )
-        return min(60.0, max(0.05, min(time for time in times if time > 0) / 10))
+            self.drop_if_empty(place)
 
     async def sweep(self) -> None:
         """Passivate actors, expire sessions and forks, forget closed sessions."""
-        now, now_ms = trio.current_time(), self._around.now_ms()
-        forgets = False
-        for places in _sliced(list(self._places.values()), _SWEEP_SLICE):
-            for place in places:
-                forgets |= self._look_after(place, now, now_ms)
-            await trio.lowlevel.checkpoint()
-        if forgets:
-            memory_ms = int(self._config.sessions.closed_memory_seconds * 1000)
-            await self._journal.tell(Bookkeeping(forget_closed_before_ms=now_ms - memory_ms))
+        await self._sweeper.sweep()
 
-    def _look_after(self, place: Place, now: float, now_ms: int) -> bool:
-        """Do for one session what is due. Returns whether its close was forgotten."""
-        sessions = self._config.sessions
-        idle = now - place.last_event
-        if (expire := place.due(sessions, idle, now_ms)) is not None:
-            self._tell_expire(place, expire)
-            return False
-        if place.actor is not None:
-            if idle >= sessions.passivate_seconds and place.actor.is_idle:
-                self.retire(place.actor)
-            return False
-        if place.closed_ms is not None and not is_remembered(
-            place.closed_ms, now_ms, sessions.closed_memory_seconds
-        ):
-            place.closed_ms = None
-            if place.is_empty:
-                self._places.pop(place.session_id, None)
-            return True
-        return False
+    # For the sweep -----------------------------------------------------------------------
 
-    def _tell_expire(self, place: Place, expire: Expire) -> None:
-        """Have a session ended, as any other request; it does not count as an event."""
+    def places(self) -> list[Place]:
+        """All sessions, as they are now."""
+        return list(self._places.values())
+
+    def drop_if_empty(self, place: Place) -> None:
+        """Forget a session of which there is nothing left."""
+        if place.is_empty:
+            self._places.pop(place.session_id, None)
+
+    def tell_expire(self, place: Place, expire: Expire) -> bool:
+        """Have a session ended, as any other request; it does not count as an event.
+
+        Returns whether it was asked now.
+        """
         if place.expiry is not None and not place.expiry.is_set:
-            return  # it has not come to the last one yet
+            return False  # it has not come to the last one yet
         ask, last_event = Ask(expire, Reply()), place.last_event
         try:
             self._post(place.session_id, ask)
         except UnavailableError:
-            return  # it has plenty to do; it is not abandoned
+            return False  # it has plenty to do; it is not abandoned
         place.expiry, place.last_event = ask.reply, last_event
+        return True
 
     def statistics(self) -> dict[str, int]:
         """Sessions known, active, and awake."""
@@ -391,8 +357,3 @@ class Router:
             "active": self._active,
             "awake": sum(place.actor is not None for place in self._places.values()),
         }
-
-
-def _sliced(places: list[Place], size: int) -> Iterator[list[Place]]:
-    for start in range(0, len(places), size):
-        yield places[start : start + size]
