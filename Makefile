@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash faults soak mutants lock clean fuzz overload idle
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle
 
 install: $(STAMP)
 
@@ -46,6 +46,9 @@ check: install  ## style, types, layers
 
 crash: install  ## kill the daemon 200 times: at work, starting, migrating, stopping
 	$(BIN)/python -m tests.crash --rounds $(or $(ROUNDS),200) $(if $(SEED),--seed $(SEED))
+
+churn: install  ## sessions and chunks that are new all the time, for 10 minutes: nothing may grow
+	$(BIN)/python -m tests.churn --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 faults: install  ## let every single operation fail, and kill the daemon at every point
 	RAMAKV_EVERY_FAULT=1 $(BIN)/pytest $(PYTEST_ARGS) --durations=0 tests/simulation

@@ -25,8 +25,10 @@ def get(url: str) -> Any:
 
 
 @contextmanager
-def engine_alone(folder: Path, workers: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    daemon = Daemon(folder)  # for its environment only
+def engine_alone(
+    folder: Path, workers: int, **environment: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    daemon = Daemon(folder, **environment)  # for its environment only
     port = free_ports(workers + 1)
     command = [sys.executable, "-m", "ramakv", "lmcache", "serve"]
     process = subprocess.Popen(
