@@ -201,6 +201,8 @@ async def _recover(
         chunks=len(counts),
         evictions_owed=len(counts.evictions),
         dead_letters=len(dead),
+        # Also those of earlier starts, one of which may have ended before it said so.
+        set_aside=await run_sync(store.set_aside_count),
     )
     return counts, sessions, obsolete
 

@@ -255,6 +255,7 @@ def test_broken_rows_are_set_aside_and_reported(tmp_path: Path) -> None:
             "SELECT table_name, CAST(content AS BLOB) FROM set_aside"
         ).fetchall()
         assert len(kept) == 9
+        assert store.set_aside_count() == 9
         assert ("forks", b"x") in kept
     with opened(tmp_path) as store:
         assert store.recovery().set_aside == []

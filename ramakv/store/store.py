@@ -142,6 +142,12 @@ class Store:
         """Read one session; an unknown one if there is nothing about it."""
         return load_session(self.database, session_id)
 
+    def set_aside_count(self) -> int:
+        """Rows that could not be read, by this start or an earlier one."""
+        with mapped_errors(self.path):
+            count: int = self._db.execute("SELECT count(*) FROM set_aside").fetchone()[0]
+        return count
+
     def recovery(self) -> Recovery:
         """Read everything at start."""
         return Recovery(self.database)
