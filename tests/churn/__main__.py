@@ -30,7 +30,7 @@ OUTAGE_SHARE = 0.15
 EMPTY_SECONDS_MAX = 120.0
 """How long it may take, once all agents are gone, until nothing is left of them."""
 
-DEAD_LETTERS_MAX = 300
+DEAD_LETTERS_MAX = 50
 WAL_PAGES = 4000
 WAL_BYTES_MAX = 2 * WAL_PAGES * 4096
 """A checkpoint is made at `WAL_PAGES`; what comes while it is made is written behind it."""
