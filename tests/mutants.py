@@ -9,6 +9,7 @@ Each is applied to a copy of the tree. A mutant that survives is a hole in the t
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -181,6 +182,7 @@ def caught_by(mutant: Mutant, tree: Path) -> str | None:
         done = subprocess.run(
             [*command, *mutant.tests.split()],
             cwd=tree,
+            env={**os.environ, "RAMAKV_DONT_SHRINK": "1"},
             capture_output=True,
             text=True,
             timeout=_SECONDS_MAX,

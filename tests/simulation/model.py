@@ -151,11 +151,14 @@ class Model:
                 if not ticket.floats:
                     self._pass_those_before(session, ticket)
                     self._check_not_too_late(session, old, ticket.event, now)
+                if ticket.event.type == "session_close":
+                    self._closed_at[session] = now
                 break
         else:
             if not may_expire(old, new):
                 self.complain(f"no event explains that s{session} went from {old} to {new}")
-        self._note_end(session, old, new, now)
+        if new.status == "active":
+            self._closed_at.pop(session, None)
 
     def _explains(self, ticket: Ticket, change: Change, old: Row, new: Row) -> bool:
         event = ticket.event
@@ -181,12 +184,6 @@ class Model:
     def _note_start(self, ticket: Ticket) -> None:
         if ticket.event.type == "turn_start":
             self._closed_at.pop(ticket.event.session, None)
-
-    def _note_end(self, session: int, old: Row, new: Row, now: float) -> None:
-        if new.status == "active":
-            self._closed_at.pop(session, None)
-        elif new.status == "none" and old.status != "none":
-            self._closed_at[session] = now
 
     def _check_not_too_late(self, session: int, old: Row, event: Event, now: float) -> None:
         closed_at = self._closed_at.get(session, -math.inf)

@@ -8,12 +8,15 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.simulation.__main__ import judge, play_in_new_folder
 from tests.simulation.history import Event, History, Kill, Pause, Restart, Send
 from tests.simulation.strategies import histories
 from tests.simulation.test_every_fault import ORDINARY_DAY
+
+_PHASES = (Phase.generate, *([] if os.environ.get("RAMAKV_DONT_SHRINK") else [Phase.shrink]))
+"""Making a failing history small takes minutes, which whoever only asks whether one fails saves."""
 
 
 @settings(
@@ -21,6 +24,7 @@ from tests.simulation.test_every_fault import ORDINARY_DAY
     deadline=None,
     database=None,
     derandomize=True,
+    phases=_PHASES,
     suppress_health_check=list(HealthCheck),
 )
 @given(histories(60))
