@@ -49,7 +49,11 @@ ORDINARY_DAY: tuple[Step, ...] = (
     one("session_fork_end", 0),
     one("session_close", 0),
     one("session_close", 2),
+    Pause(0.55),  # the evicts have just left
+    one("turn_end", 5, 5, 10),
+    one("turn_start", 5),
     Pause(2.0),
+    one("turn_start", 3),
     one("turn_end", 3, 1),
     one("session_close", 4),
     Pause(10.0),
