@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle bench bench-quick
 
 install: $(STAMP)
 
@@ -79,9 +79,24 @@ idle: install  ## what 5,000 idle connections cost
 mutants: install  ## break ramakv on purpose, one way at a time, and see that tests notice
 	$(BIN)/python -m tests.mutants
 
-lock:  ## write requirements/lock.txt anew (needs uv)
+BENCH_STAMP := $(VENV)/.bench-installed
+
+bench: $(BENCH_STAMP)  ## every figure beside its floor, and the targets: about half an hour (needs wrk)
+	$(BIN)/python -m bench run $(BENCH_ARGS)
+
+bench-quick: $(BENCH_STAMP)  ## the same in under two minutes, with fewer scenarios
+	$(BIN)/python -m bench run --quick $(BENCH_ARGS)
+
+$(BENCH_STAMP): requirements/bench.txt | install
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	touch $(BENCH_STAMP)
+
+lock:  ## write requirements/lock.txt and bench.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group dev pyproject.toml --output-file requirements/lock.txt
+	uv pip compile --universal --generate-hashes --no-header \
+	    --python-version 3.11 --group pyproject.toml:bench -c requirements/lock.txt \
+	    --output-file requirements/bench.txt
 
 clean:
 	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
