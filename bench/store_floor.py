@@ -66,7 +66,8 @@ def commit_groups(
     """Commit for so long, and return what it cost; making the writes does not count."""
     rng = random.Random()
     sessions = cycle(states)
-    rows, cpu, times = 0, 0.0, []
+    rows, cpu = 0, 0.0
+    times: list[float] = []
     obsolete: list[tuple[str, int]] = []
     while sum(times) < seconds:
         writes: list[Write] = [Bookkeeping(obsolete=obsolete)]
