@@ -75,7 +75,6 @@ def options(given: argparse.Namespace) -> Options:
         rounds=given.rounds,
         seconds=given.seconds or (1 if quick else 3),
         connections=(64,) if quick else (1, 16, 64, 256),
-        floor_connections=(64,) if quick else (1, 16, 64, 256),
         workload=Workload(hash_chars=given.hash_chars),
         scale_sessions=(1_000, 10_000) if quick else (1_000, 10_000, 100_000),
         starts=3 if quick else 5,

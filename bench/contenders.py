@@ -59,6 +59,7 @@ class Contender:
     takes_all_at_one_path: bool = True
     folder: Path | None = None
     start_seconds: float = math.nan
+    start_cpu_seconds: float = math.nan
 
     def url(self, kind: str) -> str:
         return f"{self.base}/{'event' if self.takes_all_at_one_path else kind}"
@@ -97,7 +98,14 @@ def daemon(
     command = python("bench.counted_daemon", str(folder / "counts"), *serve)
     with running(command, SERVER_CORE, folder / "log", environment) as process:
         seconds = wait_until_ready(process, f"{base}/event", folder / "log")
-        yield Contender(name, base, process.pid, folder=folder, start_seconds=seconds)
+        yield Contender(
+            name,
+            base,
+            process.pid,
+            folder=folder,
+            start_seconds=seconds,
+            start_cpu_seconds=cpu_seconds(process.pid),
+        )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
--- wrk script: sends events from a file, one after the other, again and again.
+-- wrk script: sends events from a file, one after the other, from a random one on.
 -- Arguments: the file, with the beginning of an event on each line; events in a request (0: one
 -- that is no array); fresh hashes that end an event (0: the line is whole); 32-bit words in a
 -- hash; seed of the fresh ones; percentiles to report, with commas between them; connections.
@@ -25,11 +25,12 @@ function setup(thread)
 end
 
 function init(args)
-  beginnings, position = {}, 0
+  beginnings = {}
   for line in io.lines(args[1]) do beginnings[#beginnings + 1] = line end
   in_array, fresh = tonumber(args[2]), tonumber(args[3])
   words = tonumber(args[4])
   math.randomseed(tonumber(args[5]))
+  position = math.random(#beginnings)  -- else each run would meet the same sessions
   percentiles = args[6]
   hash_format = '"' .. string.rep("%08x", words) .. '"'
   wrk.method = "POST"

@@ -1,9 +1,10 @@
 """Where the daemon's time goes, by layer and by function, under the load of the benchmark.
 
-    .venv/bin/python -m bench.profile [--kinds turn_end …] [--seconds 8] [--top 15]
+    .venv/bin/python -m bench.profile [--kinds turn_end …] [--in-array 32] [--seconds 8] [--top 15]
 
-py-spy samples the process from outside. Time in C counts for the Python function that called it;
-what other packages and the standard library do counts for the layer that they do it for.
+py-spy samples the process from outside; samples of threads that wait for work are left out. Time in
+C counts for the Python function that called it; what other packages and the standard library do
+counts for the layer that they do it for.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench import contenders, report, wrk
 from bench.contenders import Contender
 from bench.workload import KINDS, Workload
 
-CONNECTIONS = 64
+CONNECTIONS, ARRAY_CONNECTIONS = 64, 16
 SAMPLES_PER_SECOND = 250
 LAYERS = (
     ("codec and msgspec", r"ramakv/(codec|events)"),
@@ -39,6 +40,10 @@ LAYERS = (
     ("trio: scheduler", r"trio/"),
     ("benchmark's counting", r"bench/"),
 )
+WAITS = r"^(Condition\.wait \(threading|WorkerThread\._work \(trio/_core/_thread_cache)"
+"""Where a thread that has nothing to do stands; py-spy takes it for a busy one."""
+BELOW = r"^(unrolled_run|Thread\.run) "
+"""What lies above these is the same in each sample."""
 Stack = tuple[str, ...]
 """Functions as `name (file:line)`, the outermost first."""
 
@@ -56,8 +61,11 @@ def parse(raw: str) -> list[tuple[Stack, int]]:
     found = []
     for line in raw.splitlines():
         frames, _, count = line.rpartition(" ")
-        if frames:
-            found.append((tuple(frames.split(";")), int(count)))
+        stack = tuple(frames.split(";"))
+        if not frames or re.match(WAITS, stack[-1]):
+            continue
+        starts = [place for place, frame in enumerate(stack) if re.match(BELOW, frame)]
+        found.append((stack[starts[0] :] if starts else stack, int(count)))
     return found
 
 
@@ -89,11 +97,14 @@ def summarize(samples: Iterable[tuple[Stack, int]], top: int) -> Profile:
     return Profile(shares(layers, None), shares(alone, top), shares(with_callees, 3 * top))
 
 
-def record(ours: Contender, kind: str, folder: Path, seconds: int) -> list[tuple[Stack, int]]:
+def record(
+    ours: Contender, kind: str, folder: Path, seconds: int, in_array: int
+) -> list[tuple[Stack, int]]:
     """Sample a daemon under load."""
-    load = wrk.write_load(folder, Workload(), kind)
+    load = wrk.write_load(folder, Workload(), kind, in_array)
+    connections = ARRAY_CONNECTIONS if in_array else CONNECTIONS
     raw = folder / f"{kind}.raw"
-    busy = wrk.start(ours.url(kind), load, CONNECTIONS, seconds + 2, seed=1)
+    busy = wrk.start(ours.url(kind), load, connections, seconds + 2, seed=1)
     spy = [str(Path(sys.executable).with_name("py-spy")), "record", "--pid", str(ours.pid)]
     how = ["--rate", str(SAMPLES_PER_SECOND), "--duration", str(seconds), "--format", "raw"]
     subprocess.run([*spy, *how, "--output", str(raw)], check=True, capture_output=True)
@@ -117,6 +128,7 @@ def show(kind: str, profile: Profile) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--in-array", type=int, default=0, help="events in a request")
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--top", type=int, default=15)
     given = parser.parse_args()
@@ -126,7 +138,7 @@ def main() -> None:
         contenders.daemon(Path(data) / "daemon", sessions=Workload()) as ours,
     ):
         for kind in given.kinds:
-            samples = record(ours, kind, Path(data), given.seconds)
+            samples = record(ours, kind, Path(data), given.seconds, given.in_array)
             print(show(kind, summarize(samples, given.top)), end="\n\n", flush=True)
 
 

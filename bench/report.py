@@ -10,6 +10,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from bench import results as results_module
+from bench.measure import median
 from bench.results import Figure, Results
 from bench.scenarios import STORE
 from bench.targets import ASGI, PEER, QUART, RAMAKV, Verdict, check
@@ -54,14 +55,17 @@ def targets_table(verdicts: Iterable[Verdict]) -> str:
 
 
 def ratios_table(results: Results) -> str:
-    """Return each kind of event beside floors and peer, at 64 connections."""
+    """Return each kind of event beside floors and peer, at 64 connections.
+
+    Rates, their ratio, and how many times the daemon's CPU time the other needs for an event.
+    """
     others = [
         name
         for name in (QUART, ASGI, STORE, PEER)
         if any(results.figure(kind, name, CONNECTIONS) for kind in KINDS)
     ]
     head = ["event", "ramakv per second"]
-    head += [column for name in others for column in (f"{name} per second", "ratio")]
+    head += [column for name in others for column in (f"{name} per second", "ratio", "CPU")]
     rows = []
     for kind in KINDS:
         row = [kind, number(results.value(kind, RAMAKV, CONNECTIONS, "per_second"), 0)]
@@ -69,6 +73,7 @@ def ratios_table(results: Results) -> str:
             ours, theirs = (kind, RAMAKV, CONNECTIONS), (kind, name, CONNECTIONS)
             row.append(number(results.value(*theirs, "per_second"), 0))
             row.append(number(results.ratio("per_second", ours, theirs), 2))
+            row.append(number(results.ratio("cpu_us", theirs, ours), 2))
         rows.append(row)
     return table(head, rows)
 
@@ -97,18 +102,19 @@ def figures_table(figures: Iterable[Figure]) -> str:
 def scale_table(results: Results) -> str:
     """Return what many sessions cost."""
     head = [
-        *("sessions", "chunks each", "start s", "database MB", "RSS MB", "RSS KB per session"),
+        *("sessions", "chunks each", "start s", "its CPU s", "database MB", "RSS MB"),
+        "RSS KB per session",
         "KB once each had an event",
     ]
     rows = []
     for point in results.scale:
-        starts = sorted(point.start_seconds)
         awake = point.awake_rss_kb_per_session
         rows.append(
             [
                 f"{point.sessions:,}",
                 f"{point.chunks} of {point.hash_chars} characters",
-                number(starts[len(starts) // 2], 2),
+                number(median(point.start_seconds), 2),
+                number(median(point.start_cpu_seconds), 2),
                 number(point.database_mb, 0),
                 number(point.rss_mb, 0),
                 number(point.rss_kb_per_session, 1),

@@ -51,6 +51,8 @@ class ScalePoint(msgspec.Struct):
     """After the start, less what a daemon without sessions has."""
     awake_rss_kb_per_session: float | None = None
     """The same, once every session had an event."""
+    start_cpu_seconds: list[float] = []
+    """The CPU time of each start: steadier where others use the machine."""
 
 
 class Results(msgspec.Struct):

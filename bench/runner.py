@@ -45,7 +45,6 @@ class Options:
     rounds: int
     seconds: int
     connections: tuple[int, ...]
-    floor_connections: tuple[int, ...]
     workload: Workload
     scale_sessions: tuple[int, ...]
     starts: int

@@ -34,6 +34,7 @@ def distinct_chunks(runner: Runner) -> None:
         with contenders.daemon(folder) as ours:
             if points:
                 points[0].start_seconds.append(ours.start_seconds)
+                points[0].start_cpu_seconds.append(ours.start_cpu_seconds)
                 return
             points.append(_point(runner, workload, ours, folder))
             items = one_each(workload, "turn_start")
@@ -86,6 +87,7 @@ def _point(runner: Runner, workload: Workload, ours: Contender, folder: Path) ->
         (folder / "sessions.db").stat().st_size / 1e6,
         rss_bytes(ours.pid) / 1e6,
         _kb_per_session(runner, workload, ours),
+        start_cpu_seconds=[ours.start_cpu_seconds],
     )
 
 

@@ -36,7 +36,9 @@ IN_ARRAY, ARRAY_CONNECTIONS = 32, 16
 ARRAY_SECONDS_MIN = 2
 """Less, and a slow machine answers no request at all: 16 arrays are 512 events."""
 CONNECTIONS = 64
-PROBE_RATE, PROBE_CONNECTIONS = 100.0, 32
+MANY = 128
+"""With more connections, the slowest contender needs longer until it has answered each once."""
+PROBE_RATE, PROBE_CONNECTIONS = 100.0, 64
 """Enough connections that a probe never waits for the answer to another."""
 TURN_STARTS_A_SECOND = 100.0
 OPEN_LOOP_SHARE = 0.5
@@ -82,12 +84,18 @@ def closed_loops(runner: Runner, on: Stage) -> None:
     for connections in runner.options.connections:
         cases = []
         for kind in KINDS:
-            with_floor = connections in runner.options.floor_connections
-            floors = [on.quart] if with_floor else []
+            floors = [on.quart]
             if connections == CONNECTIONS and on.asgi is not None:
                 floors.append(on.asgi)
             for contender in (on.ours, *floors, *on.peers):
-                load = partial(runner.closed_loop, kind, contender, kind, connections)
+                load = partial(
+                    runner.closed_loop,
+                    kind,
+                    contender,
+                    kind,
+                    connections,
+                    seconds=runner.options.seconds * (2 if connections > MANY else 1),
+                )
                 cases.append(Case(f"{kind}, {contender.name}", load))
         if connections == CONNECTIONS:
             cases += _array_cases(runner, on)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from bench.measure import median
 from bench.results import Results
 
 RAMAKV, QUART, ASGI, PEER = "ramakv", "Quart-Trio", "ASGI", "peer"
@@ -77,7 +78,7 @@ def _rss_per_session(found: Results) -> float:
 
 def _start_seconds(found: Results) -> float:
     point = found.scale_point(DISTINCT_SESSIONS, DISTINCT_CHUNKS)
-    return math.nan if point is None else sorted(point.start_seconds)[len(point.start_seconds) // 2]
+    return math.nan if point is None else median(point.start_seconds)
 
 
 _WITH_PEER = "needs --peer"

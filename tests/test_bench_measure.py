@@ -122,10 +122,12 @@ def test_a_table_is_markdown() -> None:
 def test_the_report_says_what_was_measured_and_what_failed() -> None:
     results = Results(failures=["turn_end, peer: 3 answers were not 200"])
     for rate in (1500.0, 2000.0, 2500.0):
-        results.add("health", RAMAKV, 64, {"per_second": rate, "p50_ms": 1.0}, curve([1.0]))
-        results.add("health", QUART, 64, {"per_second": 1000.0})
+        results.add(
+            "health", RAMAKV, 64, {"per_second": rate, "p50_ms": 1.0, "cpu_us": 300}, curve([1.0])
+        )
+        results.add("health", QUART, 64, {"per_second": 1000.0, "cpu_us": 900.0})
     text = report.markdown(results)
-    assert "| health | 2,000 | 1,000 | 2.00 |" in text
+    assert "| health | 2,000 | 1,000 | 2.00 | 3.00 |" in text
     assert "| ≥ 2× | 2.00× | met |" in text
     assert "| health | ramakv | 64 | 2,000 | 1.0 |" in text
     assert "- turn_end, peer: 3 answers were not 200" in text

@@ -27,6 +27,16 @@ def test_lines_of_one_function_count_together() -> None:
     assert dict(profile.alone)["_answer (ramakv/web/event_app.py)"] == 0.6
 
 
+def test_threads_that_wait_for_work_do_not_count() -> None:
+    idle = "run (threading.py:1);WorkerThread._work (trio/_core/_thread_cache.py:9) 50\n"
+    assert summarize(parse(RAW + idle), top=5) == summarize(parse(RAW), top=5)
+
+
+def test_what_is_above_the_tasks_is_left_out() -> None:
+    (stack, _), *_ = parse("main (a.py:1);unrolled_run (trio/_core/_run.py:2);f (b.py:3) 4\n")
+    assert stack == ("unrolled_run (trio/_core/_run.py:2)", "f (b.py:3)")
+
+
 def test_the_standard_library_counts_for_who_calls_it() -> None:
     stack = ("commit (ramakv/store/store.py:9)", "__exit__ (contextlib.py:1)")
     assert layer_of(stack) == "ramakv.store and SQLite"
