@@ -42,19 +42,26 @@ SECTIONS = (*BESIDE_FLOORS, *ALONE)
 QUICK = {"closed", "probes", "lmcache", "evictions"}
 
 
+def positive(text: str) -> int:
+    """Read a number from 1 on, for argparse."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
 def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="measure, and write the report")
     run.add_argument("--quick", action="store_true", help="under two minutes, fewer scenarios")
-    run.add_argument("--rounds", type=int, default=5)
-    run.add_argument("--seconds", type=int, help="of each load; default 1 (quick) or 3")
+    run.add_argument("--rounds", type=positive, default=5)
+    run.add_argument("--seconds", type=positive, help="of each load; default 1 (quick) or 3")
     run.add_argument("--hash-chars", type=int, default=64)
     run.add_argument("--peer", metavar="URL", help="another server of the same contract")
     run.add_argument("--peer-pid", type=int, help="its process, to count its CPU")
     run.add_argument("--trace", type=Path, help=f"agent trace; default ${TRACES_VARIABLE}'s")
-    run.add_argument("--trace-requests", type=int, help="only so many of its requests")
+    run.add_argument("--trace-requests", type=positive, help="only so many of its requests")
     run.add_argument("--sections", nargs="+", choices=SECTIONS, help="only these")
     run.add_argument("--out", type=Path, help=f"folder of the report; default in {OUT}")
     run.add_argument("--strict", action="store_true", help="exit 1 unless every target is met")
@@ -90,6 +97,8 @@ def options(given: argparse.Namespace) -> Options:
 def run(given: argparse.Namespace, console: Console) -> int:
     """Measure and report. 0: measured. 1: a load failed, or with --strict a target."""
     chosen = options(given)
+    if chosen.trace is not None and not chosen.trace.is_file():
+        raise LoadError(f"there is no trace {chosen.trace}; name one with --trace")
     out: Path = given.out or OUT / ("quick" if chosen.quick else "full")
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
