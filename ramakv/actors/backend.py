@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from ramakv.actors.refcount import RefcountActor
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.counting import count_down, count_up
+from ramakv.core.counting import count_down
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
 from ramakv.errors import (
@@ -84,7 +84,7 @@ class BackendActor:
         )
         self._breaker = Breaker(config.breaker_failures_max, config.breaker_open_seconds)
         self._lane: deque[Prefetch] = deque()
-        self._prefetching: dict[ChunkHash, int] = {}
+        self._prefetching: Counter[ChunkHash] = Counter()
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
         self._caretaker = Caretaker(care, config.unconsumed_chunks_max)
@@ -118,7 +118,7 @@ class BackendActor:
         self._lane.append(job)
         self._caretaker.sent(len(chunks))
         # From here on: an evict that is due must not overtake it, and then be undone by it.
-        count_up(self._prefetching, chunks)
+        self._prefetching.update(chunks)
         self.wake()
         return accepted
 

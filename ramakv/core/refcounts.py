@@ -13,12 +13,13 @@ already; then the evict is owed again. Rows that wait for that decision are in `
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
-from ramakv.core.counting import count_down, count_up
+from ramakv.core.counting import count_down
 from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
 
 OutboxRow = tuple[ChunkHash, int]
@@ -44,9 +45,9 @@ class RefCounts:
     """Counts by chunk: sessions and forks that reference it, each once."""
 
     evictions: EvictionQueue
-    _counts: dict[ChunkHash, int] = field(default_factory=dict)
-    _provisional: dict[ChunkHash, int] = field(default_factory=dict)
-    _leaving: dict[ChunkHash, int] = field(default_factory=dict)
+    _counts: Counter[ChunkHash] = field(default_factory=Counter)
+    _provisional: Counter[ChunkHash] = field(default_factory=Counter)
+    _leaving: Counter[ChunkHash] = field(default_factory=Counter)
     _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -63,7 +64,7 @@ class RefCounts:
 
     def load(self, chunks: Iterable[ChunkHash]) -> None:
         """Count the durable references of one owner at start, each chunk once."""
-        count_up(self._counts, chunks)
+        self._counts.update(chunks)
 
     def load_outbox(self, rows: Iterable[tuple[ChunkHash, Owed]], now: float) -> list[OutboxRow]:
         """Queue what is owed and unreferenced at start; return the rows that are not."""
@@ -80,12 +81,12 @@ class RefCounts:
 
         `leaving` are chunks that the same commit will release.
         """
-        count_up(self._counts, chunks)
-        count_up(self._provisional, chunks)
+        self._counts.update(chunks)
+        self._provisional.update(chunks)
         for chunk in chunks:
             if owed := self.evictions.withdraw(chunk):
                 self._owed[chunk] = owed
-        count_up(self._leaving, leaving)
+        self._leaving.update(leaving)
 
     def settle(
         self,
