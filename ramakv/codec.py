@@ -18,6 +18,7 @@ from ramakv.events import (
     Data,
     Event,
     Failure,
+    ListEvents,
     SessionEvent,
     SessionFork,
     SnapshotRestore,
@@ -42,6 +43,9 @@ UNKNOWN_TYPE_CHARS_MAX = 64
 ECHO_CHARS_MAX = 1000
 """The most that an answer repeats of what a client sent; some send megabytes."""
 
+_TYPES: dict[type[Event], str] = {kind: type_ for type_, kind in EVENTS.items()}
+_TYPES[ListEvents] = "list_events"
+
 encode = msgspec.json.Encoder().encode
 _is_batch = re.compile(rb"[ \t\r\n]*\[").match
 _decode_event = msgspec.json.Decoder(AnyEvent).decode
@@ -65,7 +69,7 @@ def _shortened(text: str) -> str:
 
 def type_of(event: Event) -> str:
     """The `type` that an event has on the wire."""
-    return str(event.__struct_config__.tag)
+    return _TYPES[type(event)]
 
 
 def decode_body(body: bytes, limits: Limits) -> msgspec.Raw | list[msgspec.Raw]:

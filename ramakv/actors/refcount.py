@@ -20,6 +20,10 @@ from ramakv.store.store import Bookkeeping
 log = structlog.get_logger("ramakv.refcount")
 
 
+_BURST_MAX = 64
+"""Messages handled before others get their turn."""
+
+
 class Owner(NamedTuple):
     """Who holds references: a session, or one of its forks.
 
@@ -138,9 +142,13 @@ class RefcountActor:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve the mailbox until it is closed."""
         task_status.started()
-        async for message in self._mailbox:
+        async for first in self._mailbox:
             now = trio.current_time()
-            obsolete = self._handle(message, now)
+            obsolete = self._handle(first, now)
+            for _ in range(_BURST_MAX):
+                if (message := self._mailbox.get_nowait()) is None:
+                    break
+                obsolete += self._handle(message, now)
             if self._backend is not None and self._counts.evictions.next_due(now) < self._due:
                 self._backend.wake()
             if obsolete:

@@ -12,6 +12,7 @@ from ramakv.actors.backend import BackendActor
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
+from ramakv.actors.patience import Patience
 from ramakv.actors.places import Place
 from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.requests import (
@@ -73,6 +74,7 @@ class Router:
             config, self, refcount, journal, backend, debug_files, clock_offset
         )
         self._sweeper = Sweeper(self, self._around)
+        self._patience = Patience(config.limits.event_timeout_seconds)
 
     # At start ----------------------------------------------------------------------------
 
@@ -192,14 +194,8 @@ class Router:
         """Ask a session, for the event's time at most: what has not begun then, never will."""
         ask = Ask(request, Reply())
         self._post(session_id, ask)
-        with trio.move_on_after(self._config.limits.event_timeout_seconds):
+        with self._patience.watching(session_id, ask):
             return await ask.reply.wait()
-        if ask.withdraw():
-            raise UnavailableError(
-                f"session '{session_id}' did not get to this event within "
-                f"{self._config.limits.event_timeout_seconds:g} s; nothing was changed"
-            )
-        return await ask.reply.wait()
 
     async def _deliver(self, session_id: str, request: Request) -> None:
         """Ask a session something that is durable already: it may take its time, but not fail."""
@@ -283,16 +279,19 @@ class Router:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the session actors until closed; then let each finish what it has."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            async with trio.open_nursery() as sweeper:
-                sweeper.start_soon(self._sweeper.run)
-                task_status.started()
-                await self._closing.wait()
-                sweeper.cancel_scope.cancel()
-            for place in self._places.values():
-                if place.actor is not None:
-                    place.actor.mailbox.close()
+        async with trio.open_nursery() as patient:
+            patient.start_soon(self._patience.run)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                async with trio.open_nursery() as sweeper:
+                    sweeper.start_soon(self._sweeper.run)
+                    task_status.started()
+                    await self._closing.wait()
+                    sweeper.cancel_scope.cancel()
+                for place in self._places.values():
+                    if place.actor is not None:
+                        place.actor.mailbox.close()
+            patient.cancel_scope.cancel()
 
     def close(self) -> None:
         """Accept no more; `run` ends when every session has finished what it was asked."""

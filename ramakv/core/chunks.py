@@ -30,6 +30,6 @@ def diff(old: ChunkMap, new: ChunkMap) -> Diff:
         return Diff((), ())
     before, after = dict.fromkeys(old), dict.fromkeys(new)
     return Diff(
-        added=tuple(chunk for chunk in after if chunk not in before),
-        removed=tuple(chunk for chunk in before if chunk not in after),
+        added=tuple([chunk for chunk in after if chunk not in before]),
+        removed=tuple([chunk for chunk in before if chunk not in after]),
     )

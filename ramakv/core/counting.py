@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -16,3 +17,13 @@ def count_down(counts: Counter[K], key: K) -> int:
     else:
         counts.pop(key)  # Counter's own `del` is a Python call
     return left
+
+
+def count_down_all(counts: Counter[K], keys: Iterable[K]) -> None:
+    """Count each key once less. One that is not counted is a KeyError."""
+    for key in keys:
+        left = counts[key] - 1
+        if left > 0:
+            counts[key] = left
+        else:
+            counts.pop(key)

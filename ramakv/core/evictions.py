@@ -101,8 +101,14 @@ class EvictionQueue:
 
     def add(self, chunk: ChunkHash, owed: Owed, now: float) -> None:
         """Let a chunk wait for its batch; a retry of an older release becomes this one."""
-        self.withdraw(chunk)
-        self._fresh[owed.scope][chunk] = _Fresh(owed.generation, now)
+        self.add_all((chunk,), owed, now)
+
+    def add_all(self, chunks: Iterable[ChunkHash], owed: Owed, now: float) -> None:
+        """Let chunks wait that one commit released."""
+        fresh, entry = self._fresh[owed.scope], _Fresh(owed.generation, now)
+        for chunk in chunks:
+            self.withdraw(chunk)
+            fresh[chunk] = entry
 
     def withdraw(self, chunk: ChunkHash) -> Owed | None:
         """Take a chunk back, unless its evict is in flight; returns what it was owed."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
-from ramakv.core.counting import count_down
+from ramakv.core.counting import count_down, count_down_all
 from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
 
 OutboxRow = tuple[ChunkHash, int]
@@ -90,8 +90,8 @@ class RefCounts:
 
     def settle(
         self,
-        acquired: Iterable[ChunkHash],
-        released: Iterable[ChunkHash],
+        acquired: Sequence[ChunkHash],
+        released: Sequence[ChunkHash],
         generation: int,
         scope: Scope,
         now: float,
@@ -101,19 +101,24 @@ class RefCounts:
         `generation` is that commit's, and so of the outbox rows of the released chunks.
         """
         obsolete: list[OutboxRow] = []
-        queued = 0
-        for chunk in acquired:
-            count_down(self._provisional, chunk)
+        count_down_all(self._provisional, acquired)
+        count_down_all(self._leaving, released)
+        for chunk in acquired if self._owed else ():
             self._drop_if_durable(chunk, obsolete)
+        owed, free = Owed(generation, scope), []
         for chunk in released:
-            count_down(self._leaving, chunk)
-            self._owe(chunk, Owed(generation, scope))
-            if count_down(self._counts, chunk) == 0:
-                self.evictions.add(chunk, self._owed.pop(chunk), now)
-                queued += 1
-            else:
+            if count_down(self._counts, chunk):
+                self._owe(chunk, owed)
                 self._drop_if_durable(chunk, obsolete)
-        return Settled(queued, obsolete)
+                continue
+            free.append(chunk)
+        self.evictions.add_all(free, owed, now)
+        for chunk in free if self._owed else ():
+            # A later commit may have been settled first: then the row is that one's.
+            known = self._owed.pop(chunk, owed)
+            if known.generation > generation:
+                self.evictions.add(chunk, known, now)
+        return Settled(len(free), obsolete)
 
     def undo(
         self, acquired: Iterable[ChunkHash], leaving: Iterable[ChunkHash], now: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ramakv.core.chunks import ChunkMap, diff, distinct
 from ramakv.core.evictions import Scope
@@ -91,7 +92,7 @@ def turn_end(state: SessionState, hashes: ChunkMap, seq: int | None) -> Step:
     """Replace the map; a suspended or unknown session becomes active."""
     turn_count = state.turn_count + 1
     seq = state.seq if seq is None else seq
-    return _replace_map(replace(state, turn_count=turn_count, seq=seq), hashes)
+    return _replace_map(state, hashes, turn_count=turn_count, seq=seq)
 
 
 def resume(state: SessionState) -> Step:
@@ -102,12 +103,12 @@ def resume(state: SessionState) -> Step:
 
 def restore(state: SessionState, hashes: ChunkMap, *, pin: bool) -> Step:
     """Take over a map, the session's own or another's."""
-    return _replace_map(replace(state, pinned=state.pinned or pin), hashes)
+    return _replace_map(state, hashes, pinned=state.pinned or pin)
 
 
-def _replace_map(state: SessionState, hashes: ChunkMap) -> Step:
+def _replace_map(state: SessionState, hashes: ChunkMap, **changes: Any) -> Step:
     added, removed = diff(state.active_map, hashes)
-    replaced = replace(state, status=Status.ACTIVE, chunk_map=hashes, closed_ms=None)
+    replaced = replace(state, status=Status.ACTIVE, chunk_map=hashes, closed_ms=None, **changes)
     return Step(replaced, acquire=added, release=removed)
 
 

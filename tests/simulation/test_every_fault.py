@@ -59,6 +59,7 @@ ORDINARY_DAY: tuple[Step, ...] = (
     Pause(10.0),
     Restart(),
     one("turn_end", 3, 1, 2),
+    one("session_fork", 3),
     Settle(),
 )
 

@@ -101,7 +101,7 @@ class Simulation:
         self._judge = Judge(self._config, self._disk, self.points)
         self._care = FakeCare()
         self.files = Files(self._reach_file)
-        self._is_up = False
+        self._is_up = self._is_healed = False
         self._left: list[Step] = list(self.history.steps)
 
     def report(self) -> Report:
@@ -114,21 +114,13 @@ class Simulation:
         return Report(violations, counted, self._judge.story)
 
     async def run(self) -> None:
-        """Play all steps; then heal everything, let it settle, and look at what is left."""
+        """Play all steps, through as many lives as that takes; then start once more, in peace."""
         async with trio.open_nursery() as outside:
             engine = SimulatedLMCache(self._rng, self.points, outside, self._judge.departs)
             self._engine = self._judge.engine = engine
             outside.start_soon(self._end_deadlock)
-            while self._left:
+            while not self._is_healed:
                 await self._live()
-            engine.mode, engine.bad, self._disk.mode = "well", frozenset(), "well"
-            engine.is_cut_off = self._disk.is_dead = False
-            self.points.disarm()
-            async with self._serving() as service:
-                self._judge.started(service)
-                await trio.sleep(HEALED_SECONDS)
-                await self._judge.settled(service)
-                self._judge.nothing_leaked()
             calls = engine.calls.copy()
             async with self._serving() as service:
                 self._judge.started(service)
@@ -215,6 +207,16 @@ class Simulation:
             self._judge.tell(f"step: {step}")
             await self._play_step(step, service, agents)
             await trio.lowlevel.checkpoint()
+        await self._heal(service)
+
+    async def _heal(self, service: Service) -> None:
+        """Let nothing be broken any more, and everything settle; then look at what is left."""
+        self.points.disarm()
+        self._disk.mode, self._engine.mode, self._engine.bad = "well", "well", frozenset()
+        await trio.sleep(HEALED_SECONDS)
+        await self._judge.settled(service)
+        self._judge.nothing_leaked()
+        self._is_healed = True
 
     async def _play_step(self, step: Step, service: Service, agents: trio.Nursery) -> None:
         match step:
