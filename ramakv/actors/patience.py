@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -14,7 +12,9 @@ from ramakv.errors import UnavailableError
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
+class Watched:
+    """An ask and its deadline."""
+
     deadline: float
     session_id: str
     ask: Ask | None
@@ -28,21 +28,22 @@ class Patience:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._watched: deque[_Watched] = deque()
+        self._watched: deque[Watched] = deque()
         self._idle = trio.lowlevel.ParkingLot()
 
-    @contextmanager
-    def watching(self, session_id: str, ask: Ask) -> Iterator[None]:
-        """Watch an ask for as long as the block waits for its reply."""
-        watched = _Watched(trio.current_time() + self._seconds, session_id, ask)
+    def watch(self, session_id: str, ask: Ask) -> Watched:
+        """Watch an ask, until `forget`."""
+        watched = Watched(trio.current_time() + self._seconds, session_id, ask)
+        if not self._watched:
+            self._idle.unpark()
         self._watched.append(watched)
-        self._idle.unpark()
-        try:
-            yield
-        finally:
-            watched.ask = None  # its event may be large, and the deadline far away
-            while self._watched and self._watched[0].ask is None:
-                self._watched.popleft()
+        return watched
+
+    def forget(self, watched: Watched) -> None:
+        """Watch it no more: nobody waits for it."""
+        watched.ask = None  # its event may be large, and the deadline far away
+        while self._watched and self._watched[0].ask is None:
+            self._watched.popleft()
 
     async def run(self) -> None:
         """Keep the deadlines, until cancelled."""
@@ -54,7 +55,7 @@ class Patience:
             while self._watched and self._watched[0].deadline <= trio.current_time():
                 self._end(self._watched.popleft())
 
-    def _end(self, watched: _Watched) -> None:
+    def _end(self, watched: Watched) -> None:
         if watched.ask is not None and watched.ask.withdraw():
             watched.ask.reply.fail(
                 UnavailableError(

@@ -194,8 +194,11 @@ class Router:
         """Ask a session, for the event's time at most: what has not begun then, never will."""
         ask = Ask(request, Reply())
         self._post(session_id, ask)
-        with self._patience.watching(session_id, ask):
+        watched = self._patience.watch(session_id, ask)
+        try:
             return await ask.reply.wait()
+        finally:
+            self._patience.forget(watched)
 
     async def _deliver(self, session_id: str, request: Request) -> None:
         """Ask a session something that is durable already: it may take its time, but not fail."""
