@@ -56,6 +56,7 @@ class Limits(_Section, frozen=True):
     hash_chars_max: Count = 256
     session_id_chars_max: Count = 256
     sessions_max: Count = 200_000
+    awake_sessions_max: Count = 1500
     forks_per_session_max: Count = 1000
     mailbox_events_max: Count = 64
     event_timeout_seconds: Seconds = 10.0

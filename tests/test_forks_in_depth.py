@@ -184,8 +184,8 @@ async def test_a_fork_is_taken_up_without_reading_the_store(
 ) -> None:
     async def run_sync(function: Any, *args: Any, limiter: object = None) -> Any:
         await trio.lowlevel.checkpoint()
-        if function.__name__ == "load":
-            raise StoreIOError("the disk cannot be read")
+        if function.__name__ == "load_each":
+            return [StoreIOError("the disk cannot be read")] * len(args[0])
         return function(*args)
 
     async with open_service(

@@ -137,9 +137,8 @@ class Journal:
                 self._books.add(message, now)
         if commits or self._books.due <= now:
             await self._write(commits)
-        for message in group:
-            if isinstance(message, Load):
-                await self._load(message)
+        if loads := [message for message in group if isinstance(message, Load)]:
+            await self._load(loads)
 
     async def _write(self, commits: list[Commit]) -> None:
         writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]
@@ -168,11 +167,14 @@ class Journal:
             except StoreError as own_error:
                 commit.reply.fail(own_error)
 
-    async def _load(self, message: Load) -> None:
-        try:
-            message.reply.set(await self._call(self._store.load, message.session_id))
-        except StoreError as error:
-            message.reply.fail(error)
+    async def _load(self, loads: list[Load]) -> None:
+        session_ids = [load.session_id for load in loads]
+        found = await self._call(self._store.load_each, session_ids)
+        for load, state in zip(loads, found, strict=True):
+            if isinstance(state, StoreError):
+                load.reply.fail(state)
+            else:
+                load.reply.set(state)
 
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         # Never abandoned: a commit whose wait was cancelled is made, or is not, before we go on.

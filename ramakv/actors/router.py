@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 
 import structlog
 import trio
@@ -64,6 +65,8 @@ class Router:
         self._config = config
         self._backend = backend
         self._places: dict[str, Place] = {}
+        self._awake_places: OrderedDict[str, Place] = OrderedDict()
+        """Those with an actor, the one that waits longest for an event first."""
         self._active = 0
         self._open = 0
         self._arriving = 0
@@ -224,10 +227,23 @@ class Router:
             self._make_room(place)
         self._places[session_id] = place
         if place.actor is None:
+            self._let_one_sleep()
             blank = SessionState(session_id) if place.is_empty else None
             place.actor = SessionActor(session_id, blank, self._around)
             nursery.start_soon(self._live, place, place.actor)
+        self._awake_places[session_id] = place
+        self._awake_places.move_to_end(session_id)
         return place.actor
+
+    def _let_one_sleep(self) -> None:
+        """Passivate the actor that has waited longest for an event, where many are awake."""
+        if len(self._awake_places) < self._config.limits.awake_sessions_max:
+            return
+        session_id, place = next(iter(self._awake_places.items()))
+        if place.actor is not None and place.actor.is_idle:
+            self.retire(place.actor)
+        else:
+            self._awake_places.move_to_end(session_id)  # its turn comes again
 
     def _make_room(self, place: Place) -> None:
         """Count a session that is about to be created: many may come at once."""
@@ -291,7 +307,7 @@ class Router:
                     task_status.started()
                     await self._closing.wait()
                     sweeper.cancel_scope.cancel()
-                for place in self._places.values():
+                for place in self._awake_places.values():
                     if place.actor is not None:
                         place.actor.mailbox.close()
             patient.cancel_scope.cancel()
@@ -319,6 +335,7 @@ class Router:
     def _detach(self, place: Place, actor: SessionActor) -> None:
         if place.actor is actor:
             place.actor = None
+            self._awake_places.pop(place.session_id, None)
             self._arrived(place)
             self.drop_if_empty(place)
 
@@ -357,5 +374,5 @@ class Router:
         return {
             "known": len(self._places),
             "active": self._active,
-            "awake": sum(place.actor is not None for place in self._places.values()),
+            "awake": len(self._awake_places),
         }

@@ -12,6 +12,7 @@ from ramakv.core.chunks import ChunkMap
 from ramakv.core.evictions import Scope
 from ramakv.core.refcounts import OutboxRow
 from ramakv.core.session import Fork, SessionState, Status
+from ramakv.errors import StoreError
 from ramakv.store.database import Database, mapped_errors
 from ramakv.store.rows import Recovery, load_session
 
@@ -141,6 +142,16 @@ class Store:
     def load(self, session_id: str) -> SessionState:
         """Read one session; an unknown one if there is nothing about it."""
         return load_session(self.database, session_id)
+
+    def load_each(self, session_ids: Sequence[str]) -> list[SessionState | StoreError]:
+        """Read sessions; where one cannot be read, its place has the error."""
+        found: list[SessionState | StoreError] = []
+        for session_id in session_ids:
+            try:
+                found.append(self.load(session_id))
+            except StoreError as error:
+                found.append(error)
+        return found
 
     def set_aside_count(self) -> int:
         """Rows that could not be read, by this start or an earlier one."""

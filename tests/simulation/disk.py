@@ -21,6 +21,8 @@ from tests.simulation.points import FaultPoints
 
 SLOW_SECONDS_MAX = 0.5
 
+_OPERATIONS = {"commit": "commit", "load_each": "load"}
+
 _CODES: dict[DiskMode, int] = {
     "full": sqlite3.SQLITE_FULL,
     "locked": sqlite3.SQLITE_BUSY,
@@ -61,14 +63,19 @@ class Disk:
         self, function: Callable[..., Any], *args: Any, limiter: object = None
     ) -> Any:
         await trio.lowlevel.checkpoint()
-        operation = getattr(function, "__name__", "")
-        if operation not in ("commit", "load"):
+        operation = _OPERATIONS.get(getattr(function, "__name__", ""))
+        if operation is None:
             return function(*args)
         await self._wait()
-        self.points.reach(f"{operation}.before")
+        try:
+            self.points.reach(f"{operation}.before")
+            self._break(operation)
+        except StoreError as error:
+            if operation == "commit":
+                raise
+            return [error] * len(args[0])
         if self.is_dead:
             await trio.sleep_forever()
-        self._break(operation)
         writes: Sequence[Write] = args[0] if operation == "commit" else ()
         self.unsure = [write for write in writes if isinstance(write, SessionWrite)]
         result = function(*args)

@@ -81,7 +81,11 @@ class Judge:
         for chunk in call.chunk_hashes:
             held_by = owners.get(chunk)
             self.expect(not held_by, f"an evict of {chunk} left, which {held_by} reference")
-            self.expect(owed.get(chunk) is False, f"an evict of {chunk} left that is not owed")
+            # Two suspended sessions may close at once: then it is evicted twice, to no harm.
+            is_gone = chunk not in self.engine.hot
+            self.expect(
+                is_gone or owed.get(chunk) is False, f"an evict of {chunk} left that is not owed"
+            )
 
     def answered(self, event: events.Event, ticket: Any, answer: Any, began: float) -> None:
         """2, 3 and 7: an answer is true, and nobody waits for LMCache or for other sessions."""

@@ -117,6 +117,7 @@ settings_of_the_daemon = st.fixed_dictionaries(
         "limits__event_timeout_seconds": st.sampled_from((10.0, 0.3)),
         "limits__mailbox_events_max": st.sampled_from((64, 2)),
         "limits__sessions_max": st.sampled_from((200_000, 4)),
+        "limits__awake_sessions_max": st.sampled_from((1000, 2)),
         "limits__forks_per_session_max": st.sampled_from((1000, 2)),
         "store__group_commits_max": st.sampled_from((128, 3, 1)),
         "store__mailbox_commits_max": st.sampled_from((2048, 3, 1)),
