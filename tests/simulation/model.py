@@ -151,7 +151,8 @@ class Model:
                 if not ticket.floats:
                     self._pass_those_before(session, ticket)
                     self._check_not_too_late(session, old, ticket.event, now)
-                if ticket.event.type == "session_close":
+                # One whose agent hung up may stand for the daemon's own close of an idle session.
+                if ticket.event.type == "session_close" and not ticket.is_abandoned:
                     self._closed_at[session] = now
                 break
         else:
