@@ -56,7 +56,7 @@ class Batch:
     tries: int = 0
     refusals: int = 0
     successes_before: int | None = None
-    """What LMCache had done for us when a batch of this one chunk was first rejected."""
+    """What LMCache had done for us when these chunks, in whatever batch, were first rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,8 @@ class EvictionQueue:
         and returned: a dead letter. Where LMCache rejects everything, batches stay whole.
         """
         self._rejected_in_a_row += 1
+        if batch.successes_before is None:
+            batch.successes_before = self._successes
         if self._rejected_in_a_row >= GENERAL_REFUSAL:
             self.retry(batch, now)
             return None
@@ -176,12 +178,12 @@ class EvictionQueue:
         if len(chunks) > 1:
             middle = len(chunks) // 2
             for half in (chunks[:middle], chunks[middle:]):
-                self._push(Batch(batch.scope, dict(half), batch.since), now)
+                part = Batch(batch.scope, dict(half), batch.since)
+                part.successes_before = batch.successes_before  # the other half is evidence
+                self._push(part, now)
             return None
         if not chunks:
             return None
-        if batch.successes_before is None:
-            batch.successes_before = self._successes
         batch.refusals += 1
         if batch.refusals >= self.policy.tries_max and self._successes > batch.successes_before:
             return chunks[0][0]
