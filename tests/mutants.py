@@ -146,6 +146,7 @@ MUTANTS = (
         "an outbox row is deleted for a reference that may yet be undone",
         "ramakv/core/refcounts.py",
         [("if self._counts.get(chunk, 0) > unsure:", "if self._counts.get(chunk, 0):")],
+        tests="tests/test_refcounts.py",
     ),
     Mutant(
         "one bad step takes its whole group along",
