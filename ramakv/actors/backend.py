@@ -18,7 +18,7 @@ from ramakv.actors.refcount import RefcountActor
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.counting import count_down
+from ramakv.core.counting import count_down_all
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
 from ramakv.errors import (
@@ -235,8 +235,7 @@ class BackendActor:
     def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
         if job.accepted.is_set:
             return
-        for chunk in job.chunks:
-            count_down(self._prefetching, chunk)
+        count_down_all(self._prefetching, job.chunks)
         job.accepted.set(accepted)
         self.wake()
 

@@ -22,8 +22,4 @@ def count_down(counts: Counter[K], key: K) -> int:
 def count_down_all(counts: Counter[K], keys: Iterable[K]) -> None:
     """Count each key once less. One that is not counted is a KeyError."""
     for key in keys:
-        left = counts[key] - 1
-        if left > 0:
-            counts[key] = left
-        else:
-            counts.pop(key)
+        count_down(counts, key)
