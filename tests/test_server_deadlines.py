@@ -42,7 +42,7 @@ from tests.http_server import (
     "app", [echo, cancels_itself, quart_app()], ids=["raw", "cancels itself", "quart"]
 )
 async def test_an_idle_connection_is_closed_after_keep_alive_seconds(app: App) -> None:
-    """Behind Quart-Trio, stock Hypercorn never closed it (traps.md, 3)."""
+    """Behind Quart-Trio, stock Hypercorn never closed it."""
     async with serving(app, keep_alive_seconds=0.2) as served:
         new, used = await served.connect(), await served.connect()
         await used.ask(GET)
@@ -82,7 +82,7 @@ async def test_a_request_in_hand_has_no_idle_deadline() -> None:
 
 
 async def test_a_client_that_leaves_an_idle_connection_is_forgotten_at_once() -> None:
-    """Stock Hypercorn kept its descriptor for keep_alive_timeout (traps.md, 13)."""
+    """Stock Hypercorn kept its descriptor for keep_alive_timeout."""
     async with serving(keep_alive_seconds=60) as served:
         before = open_fds()
         wires = [await served.connect() for _ in range(20)]

@@ -134,7 +134,7 @@ async def test_a_client_that_shuts_its_side_still_gets_its_answer() -> None:
 
 @pytest.mark.parametrize("app", [answer_early, quart_app()], ids=["raw", "quart"])
 async def test_a_bad_chunk_header_ends_one_connection_only(app: App) -> None:
-    """On stock Hypercorn, ten of them that meet the answer end the server (traps.md, 1)."""
+    """On stock Hypercorn, ten of them that meet the answer end the server."""
     async with serving(app) as served:
         other = await served.connect()
         for number in range(40):

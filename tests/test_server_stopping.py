@@ -97,7 +97,7 @@ async def test_half_a_body_is_cut_at_shutdown() -> None:
 
 @pytest.mark.parametrize("app", [big, quart_app()], ids=["raw", "quart"])
 async def test_a_client_that_never_reads_cannot_hold_shutdown(app: App) -> None:
-    """On stock Hypercorn it held it for as long as it liked (traps.md, 5)."""
+    """On stock Hypercorn it held it for as long as it liked."""
     async with serving(app, send_timeout_seconds=60, drain_timeout_seconds=0.3) as served:
         wire = await served.connect()
         await wire.send(GET.replace(b"/ ", b"/big "))
