@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from ramakv.commands.config import as_toml
-from ramakv.config import Config, load_config, resolve_path
+from ramakv.config import Config, resolve_path
+from ramakv.config_file import load_config
 from ramakv.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ def test_the_repository_file_starts_the_embedded_engine_in_the_state_folder(
 
 
 def test_without_any_file_the_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ramakv.config.DEFAULT_CONFIG_PATH", "/nowhere/config.toml")
+    monkeypatch.setattr("ramakv.config_file.DEFAULT_CONFIG_PATH", "/nowhere/config.toml")
     assert load_config(None, {}) == Config()
 
 

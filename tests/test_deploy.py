@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ramakv.commands.serve import _WATCHDOG_SPARE_SECONDS
-from ramakv.config import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, Config
+from ramakv.config import Config
+from ramakv.config_file import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
 from tests.daemons import running_daemon
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 
 from ramakv.cli import main
-from ramakv.config import Tls, load_config
+from ramakv.config import Tls
+from ramakv.config_file import load_config
 from ramakv.errors import ConfigError
 from ramakv.web.tls import load_certificate
 from tests.certificates import Certificates

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ramakv.cli import main
-from ramakv.config import load_config
+from ramakv.config_file import load_config
 from ramakv.errors import ConfigError
 from ramakv.web.access import Bearer
 from tests.daemons import serving

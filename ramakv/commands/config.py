@@ -9,7 +9,8 @@ from typing import Any
 import click
 import msgspec
 
-from ramakv.config import Config, load_config
+from ramakv.config import Config
+from ramakv.config_file import load_config
 from ramakv.web.tls import load_certificate
 
 

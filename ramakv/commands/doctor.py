@@ -14,7 +14,8 @@ import trio
 
 from ramakv.commands.daemon_client import open_client
 from ramakv.commands.store import examine
-from ramakv.config import Config, load_config
+from ramakv.config import Config
+from ramakv.config_file import load_config
 from ramakv.core.topology import Finding, Level, judge
 from ramakv.errors import ConfigError, StoreError
 from ramakv.lmcache.survey import survey

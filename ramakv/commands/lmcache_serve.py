@@ -7,7 +7,8 @@ import signal
 import structlog
 import trio
 
-from ramakv.config import Config, load_config
+from ramakv.config import Config
+from ramakv.config_file import load_config
 from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
 from ramakv.web.engine_server import serve_alone

@@ -16,7 +16,8 @@ import structlog
 import trio
 
 from ramakv import __version__
-from ramakv.config import Config, load_config
+from ramakv.config import Config
+from ramakv.config_file import load_config
 from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
 from ramakv.service import open_service

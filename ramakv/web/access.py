@@ -10,7 +10,8 @@ from hashlib import sha256
 import structlog
 import trio
 
-from ramakv.config import Config, read_token
+from ramakv.config import Config
+from ramakv.config_file import read_token
 from ramakv.errors import ConfigError
 from ramakv.web.tls import ServerTls
 
