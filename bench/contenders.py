@@ -88,6 +88,7 @@ def daemon(
     base = f"http://127.0.0.1:{free_port()}"
     environment = {
         "RAMAKV_LISTEN_ADDR": base.removeprefix("http://"),
+        "RAMAKV_ADMIN__LISTEN_ADDR": "127.0.0.1:0",
         "RAMAKV_BACKEND__KIND": "noop",
         "RAMAKV_SESSION_STORE_PATH": str(folder / "sessions.db"),
         **settings,

@@ -105,8 +105,14 @@ class Store(Section, frozen=True):
     wal_autocheckpoint_pages: Count = 4000
 
 
+class Admin(Section, frozen=True):
+    """The listener for operators: probes and the live page. It takes the events' token."""
+
+    listen_addr: str = "127.0.0.1:6997"
+
+
 class Tls(Section, frozen=True):
-    """HTTPS instead of HTTP on the event listener, where both files are named."""
+    """HTTPS instead of HTTP on both listeners, where both files are named."""
 
     certificate_file: str = ""
     key_file: str = ""
@@ -161,6 +167,7 @@ class Config(Section, frozen=True):
     eviction: Eviction = msgspec.field(default_factory=Eviction)
     sessions: Sessions = msgspec.field(default_factory=Sessions)
     store: Store = msgspec.field(default_factory=Store)
+    admin: Admin = msgspec.field(default_factory=Admin)
     tls: Tls = msgspec.field(default_factory=Tls)
     log: Log = msgspec.field(default_factory=Log)
     embedded: Embedded = msgspec.field(default_factory=Embedded)
@@ -173,7 +180,15 @@ class Config(Section, frozen=True):
     @property
     def is_https(self) -> bool:
         """Whether events come over TLS; a unix socket needs none."""
-        return bool(self.tls.certificate_file) and not self.listen_addr.startswith("unix:")
+        return self._uses_tls(self.listen_addr)
+
+    @property
+    def admin_is_https(self) -> bool:
+        """Whether operators come over TLS, likewise."""
+        return self._uses_tls(self.admin.listen_addr)
+
+    def _uses_tls(self, address: str) -> bool:
+        return bool(self.tls.certificate_file) and not address.startswith("unix:")
 
     @property
     def store_path(self) -> Path:

@@ -142,7 +142,7 @@ def _explain(error: msgspec.ValidationError, source: str) -> str:
 
 
 def _refuse_impossible_values(config: Config) -> None:
-    _check_listen_addr(config)
+    _check_listen_addrs(config)
     url = urlsplit(config.lmcache_url)
     try:
         valid = url.scheme == "http" and bool(url.hostname) and url.port != 0
@@ -155,7 +155,7 @@ def _refuse_impossible_values(config: Config) -> None:
             "backend.retry_base_seconds: must not be above backend.retry_max_seconds "
             f"({config.backend.retry_max_seconds:g})"
         )
-    if config.backend_kind == "embedded" and not _is_loopback(url.hostname or ""):
+    if config.backend_kind == "embedded" and not is_loopback(url.hostname or ""):
         raise ConfigError(
             "lmcache_url: the embedded engine listens there, so it must be a loopback "
             f"address, got {url.hostname!r}"
@@ -171,25 +171,37 @@ def _refuse_impossible_values(config: Config) -> None:
             )
 
 
-def _check_listen_addr(config: Config) -> None:
-    address = config.listen_addr
+def _check_listen_addrs(config: Config) -> None:
+    events, admin = config.listen_addr, config.admin.listen_addr
+    has_token = bool(config.auth_token or config.auth_token_file)
+    _check_listen_addr("listen_addr", events, has_token=has_token)
+    if not admin:
+        return
+    _check_listen_addr("admin.listen_addr", admin, has_token=has_token)
+    if admin == events and not admin.endswith(":0"):
+        raise ConfigError(
+            f"admin.listen_addr: {admin} is where events are listened for (listen_addr); "
+            'choose another address, or "" for none'
+        )
+
+
+def _check_listen_addr(key: str, address: str, *, has_token: bool) -> None:
     if address.startswith("unix:"):
         if not address.removeprefix("unix:").startswith("/"):
-            raise ConfigError(f"listen_addr: expected unix:/absolute/path, got {address!r}")
+            raise ConfigError(f"{key}: expected unix:/absolute/path, got {address!r}")
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{key}: expected host:port, [ipv6]:port or unix:/path, got {address!r}")
+    if not is_loopback(host) and not has_token:
         raise ConfigError(
-            f"listen_addr: expected host:port, [ipv6]:port or unix:/path, got {address!r}"
-        )
-    if not _is_loopback(host) and not (config.auth_token or config.auth_token_file):
-        raise ConfigError(
-            f"listen_addr: {address} can be reached from other machines, so auth_token or "
+            f"{key}: {address} can be reached from other machines, so auth_token or "
             "auth_token_file must be set; or listen on 127.0.0.1"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host, an IPv6 address in brackets or not, can only be this machine."""
     if host == "localhost":
         return True
     try:

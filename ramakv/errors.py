@@ -5,6 +5,7 @@
     ├── EventError                an event was refused; `status` is its HTTP status
     │   ├── BadRequestError       400  not what the contract asks for
     │   ├── UnauthorizedError     401  bearer token missing or wrong
+    │   ├── ForbiddenError        403  a browser was lured here
     │   ├── NotFoundError         404  no such session, or no such path
     │   ├── MethodNotAllowedError 405
     │   ├── BodyTimeoutError      408  the body did not arrive in time
@@ -59,6 +60,12 @@ class UnauthorizedError(EventError):
     """The bearer token is missing or wrong."""
 
     status = 401
+
+
+class ForbiddenError(EventError):
+    """A browser sent it, and not for a page of ours."""
+
+    status = 403
 
 
 class NotFoundError(EventError):

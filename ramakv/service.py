@@ -18,6 +18,7 @@ from ramakv.actors.backend import BackendActor
 from ramakv.actors.caretaker import Care
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
+from ramakv.actors.readiness import Readiness
 from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.router import Router
 from ramakv.actors.session import SUSPEND_LOCATIONS
@@ -52,6 +53,7 @@ class Service:
     refcount: RefcountActor
     backend: BackendActor
     journal: Journal
+    readiness: Readiness
 
     async def handle(self, event: events.Event) -> events.Data:
         """Answer one event. Raises EventError or StoreError; then nothing was changed."""
@@ -135,7 +137,8 @@ async def open_service(
             await stack.enter_async_context(_running(actor))
         if obsolete:
             await journal.tell(Bookkeeping(obsolete=obsolete))
-        yield Service(config, router, refcount, backend, journal)
+        readiness = Readiness(router, refcount, journal, backend)
+        yield Service(config, router, refcount, backend, journal, readiness)
 
 
 @asynccontextmanager

@@ -76,6 +76,7 @@ class Daemon:
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith("RAM")},
             "RAMAKV_LISTEN_ADDR": f"127.0.0.1:{self.port}",
+            "RAMAKV_ADMIN__LISTEN_ADDR": "127.0.0.1:0",
             "RAMAKV_LMCACHE_URL": f"http://127.0.0.1:{self.engine_port}",
             "RAMAKV_BACKEND__KIND": "embedded",
             "RAMAKV_EMBEDDED__DISK_DIR": str(folder / "chunks"),

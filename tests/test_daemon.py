@@ -153,6 +153,11 @@ def test_a_crash_of_a_part_that_all_depend_on_exits_with_1(tmp_path: Path) -> No
         ({"RAMAKV_LISTEN_ADDR": "nonsense"}, 2, "listen_addr: expected host:port"),
         ({"RAM_A_KV_CONFIG": "/nowhere.toml"}, 2, "cannot read configuration file"),
         ({"RAMAKV_LISTEN_ADDR": "127.0.0.1:{taken}"}, 2, "another process listens there"),
+        (
+            {"RAMAKV_ADMIN__LISTEN_ADDR": "127.0.0.1:{taken}"},
+            2,
+            "admin.listen_addr: cannot listen on '127.0.0.1:{taken}': another process listens",
+        ),
         ({"RAMAKV_LMCACHE_URL": "http://127.0.0.1:{taken}"}, 2, "another process listens there"),
         ({"RAMAKV_SESSION_STORE_PATH": "/proc/nowhere/sessions.db"}, 1, "session_store_path"),
         ({"RAMAKV_SESSION_STORE_PATH": "{text}"}, 1, "not an SQLite database"),
@@ -180,7 +185,7 @@ def test_what_stops_a_start_is_one_line_and_an_exit_code(
     complaints = [line for line in done.stderr.splitlines() if re.search("error|ramakv:", line)]
     assert done.returncode == code, done.stderr
     assert len(complaints) == 1, done.stderr
-    assert expected in complaints[0]
+    assert expected.replace("{taken}", str(port)) in complaints[0]
     assert "Traceback" not in done.stderr
 
 
@@ -193,6 +198,7 @@ def test_the_rust_daemons_way_to_start_works(tmp_path: Path) -> None:
     )
     environment = {k: v for k, v in daemon.environment.items() if not k.startswith("RAMAKV_")}
     environment["RAM_A_KV_CONFIG"] = str(config)
+    environment["RAMAKV_ADMIN__LISTEN_ADDR"] = "127.0.0.1:0"  # the usual one may be taken
     try:
         with daemon.log.open("wb") as log:
             command = str(Path(sys.executable).parent / "ram-a-kv")

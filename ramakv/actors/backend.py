@@ -97,6 +97,13 @@ class BackendActor:
         """Whether LMCache is not to be relied on for a prefetch."""
         return self._caretaker.is_degraded or self._breaker.state is not BreakerState.CLOSED
 
+    @property
+    def trouble(self) -> str:
+        """Why LMCache is not to be relied on, for people; empty where it is."""
+        if self._breaker.state is not BreakerState.CLOSED:
+            return "LMCache does not answer: prefetches are skipped, and evictions wait"
+        return self._caretaker.trouble
+
     def prefetch(self, chunks: ChunkMap, lookup_id: str | None) -> Reply[bool]:
         """Put a prefetch in the lane. The reply says whether LMCache accepted it.
 

@@ -57,6 +57,17 @@ class Caretaker:
         """Whether no prefetch is to be expected."""
         return self.is_refused or self._budget.is_spent
 
+    @property
+    def trouble(self) -> str:
+        """Why calls, or prefetches, are held, for people; empty where they are not."""
+        if self.is_refused:
+            return "LMCache would come to harm if it were called; the log says why"
+        if self.is_held:
+            return "LMCache was not looked at yet: calls are held until then"
+        if self._budget.is_spent:
+            return "prefetching pauses: LMCache holds prefetched chunks that nobody consumed"
+        return ""
+
     def allows(self, chunks: int) -> bool:
         """Whether a prefetch of so many chunks may be sent; says so when that changes."""
         fits = self._budget.allows(chunks)

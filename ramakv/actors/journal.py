@@ -28,6 +28,8 @@ _BOOKS_SECONDS = 1.0
 _BOOKS_ROWS_MAX = 2000
 """How long, and how much, bookkeeping waits for a commit to go with."""
 _BOOKS_ROWS_KEPT = 200_000
+_PROOF_SECONDS = 5.0
+"""So long a commit that was made proves that others can be."""
 _BOOKS_OTHERS_KEPT = 1000
 
 
@@ -47,7 +49,14 @@ class Load:
     reply: Reply[SessionState]
 
 
-Message = Commit | Load | Bookkeeping
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Show that a commit can be made; the reply is a StoreError where it cannot."""
+
+    reply: Reply[None]
+
+
+Message = Commit | Load | Probe | Bookkeeping
 
 
 class Journal:
@@ -73,6 +82,7 @@ class Journal:
         )
         self._books = _Books()
         self._failing = False
+        self._worked_at = -math.inf
         self._dead_letters_dropped = 0
         self.commits = 0
         self.transactions = 0
@@ -86,6 +96,12 @@ class Journal:
         reply: Reply[SessionState] = Reply()
         await self._mailbox.put(Load(session_id, reply))
         return await reply.wait()
+
+    async def probe(self) -> None:
+        """Return if the store can commit: it did moments ago, or does now. Raises StoreError."""
+        reply: Reply[None] = Reply()
+        await self._mailbox.put(Probe(reply))
+        await reply.wait()
 
     async def tell(self, bookkeeping: Bookkeeping) -> None:
         """Hand in what needs no answer; it is written with a commit, or a second later."""
@@ -139,6 +155,8 @@ class Journal:
             await self._write(commits)
         if loads := [message for message in group if isinstance(message, Load)]:
             await self._load(loads)
+        if probes := [message for message in group if isinstance(message, Probe)]:
+            await self._probe(probes)
 
     async def _write(self, commits: list[Commit]) -> None:
         writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]
@@ -176,6 +194,21 @@ class Journal:
             else:
                 load.reply.set(state)
 
+    async def _probe(self, probes: list[Probe]) -> None:
+        failure: StoreError | None = None
+        if trio.current_time() - self._worked_at > _PROOF_SECONDS:
+            try:
+                await self._call(self._store.touch)
+                self._works()
+            except StoreError as error:
+                self._note_failure(error)
+                failure = error
+        for probe in probes:
+            if failure is None:
+                probe.reply.set(None)
+            else:
+                probe.reply.fail(failure)
+
     async def _call(self, function: Callable[..., T], *args: object) -> T:
         # Never abandoned: a commit whose wait was cancelled is made, or is not, before we go on.
         result: T = await self._run_sync(function, *args, limiter=self._limiter)
@@ -184,9 +217,7 @@ class Journal:
     def _wrote(self, commits: int) -> None:
         self.transactions += 1
         self.commits += commits
-        if self._failing:
-            self._failing = False
-            log.info("the store works again")
+        self._works()
         if (dropped := self._store.dead_letters_dropped) != self._dead_letters_dropped:
             log.warning(
                 "there were too many dead letters; the oldest were dropped",
@@ -195,7 +226,14 @@ class Journal:
             )
             self._dead_letters_dropped = dropped
 
+    def _works(self) -> None:
+        self._worked_at = trio.current_time()
+        if self._failing:
+            self._failing = False
+            log.info("the store works again")
+
     def _note_failure(self, error: StoreError) -> None:
+        self._worked_at = -math.inf
         if not self._failing:
             self._failing = True
             log.error("the store cannot commit; events are refused until it can", cause=str(error))

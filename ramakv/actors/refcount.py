@@ -77,7 +77,14 @@ class Undo:
     reply: Reply[None]
 
 
-Message = Acquire | Settle | Undo
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Show that messages are handled."""
+
+    reply: Reply[None]
+
+
+Message = Acquire | Settle | Undo | Ping
 
 
 class RefcountActor:
@@ -139,6 +146,12 @@ class RefcountActor:
             await self._mailbox.put(Undo(owner, acquired, leaving, reply))
             await reply.wait()
 
+    async def ping(self) -> None:
+        """Return when everything that waits now has been handled."""
+        reply: Reply[None] = Reply()
+        await self._mailbox.put(Ping(reply))
+        await reply.wait()
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve the mailbox until it is closed."""
         task_status.started()
@@ -177,6 +190,9 @@ class RefcountActor:
                 )
                 message.reply.set(settled.queued + forgotten.queued)
                 return settled.obsolete + forgotten.obsolete
+            case Ping():
+                message.reply.set(None)
+                return []
 
     # What the backend actor pulls. Synchronous, so that between "nobody references it" and
     # the call that evicts it nothing else can run.

@@ -97,6 +97,11 @@ class Router:
         """Sessions that are neither suspended nor closed."""
         return self._active
 
+    @property
+    def is_open(self) -> bool:
+        """Whether events are taken."""
+        return self._nursery is not None and not self._closing.is_set()
+
     async def handle(self, event: events.SessionEvent) -> events.Data:
         """Have an event applied and return what it is answered with.
 
@@ -264,7 +269,7 @@ class Router:
         place.is_arriving = False
 
     def _open_nursery(self) -> trio.Nursery:
-        if self._closing.is_set() or self._nursery is None:
+        if not self.is_open or self._nursery is None:
             raise UnavailableError("the daemon is shutting down; try again when it is back")
         return self._nursery
 

@@ -27,8 +27,10 @@ def check(config_path: str | None) -> int:
     config = load_config(config_path)
     if config.is_https:
         load_certificate(config.tls)
+    admin = config.admin.listen_addr
     click.echo(
         f"ok: listens on {config.listen_addr}{' with TLS' if config.is_https else ''}, "
+        f"{f'for operators on {admin}' if admin else 'not for operators'}, "
         f"backend {config.backend_kind}, database {config.store_path}"
     )
     return 0

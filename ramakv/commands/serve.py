@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
 from ramakv.service import open_service
 from ramakv.web.access import Access
+from ramakv.web.admin_server import open_admin_sockets, serving_admin
 from ramakv.web.event_app import create_event_app
 from ramakv.web.server import close_sockets, open_sockets, serve_http, socket_urls
 
@@ -69,35 +71,43 @@ async def serve(config: Config) -> None:
 
 
 async def _serve_until(stop: trio.Event, config: Config, access: Access, began: float) -> None:
-    sockets = open_sockets(config.listen_addr)
-    try:
+    with ExitStack() as opened:
+        sockets = open_sockets(config.listen_addr)
+        opened.callback(close_sockets, sockets)
+        admin_sockets = open_admin_sockets(config)
+        opened.callback(close_sockets, admin_sockets)
+        pages = socket_urls(admin_sockets, https=config.admin_is_https)
         log.info(
             "ramakv starts",
             version=__version__,
             listens=socket_urls(sockets, https=config.is_https),
+            admin=pages,
             backend=config.backend_kind,
             lmcache_url=None if config.backend_kind == "noop" else config.lmcache_url,
             database=str(config.store_path),
             sqlite=sqlite3.sqlite_version,
         )
-        with trio.CancelScope() as drain:
-            async with open_service(config) as service:
-                app = create_event_app(service, config, access.bearer)
-                serve_events = partial(
-                    serve_http, app, sockets, limits=config.limits, stop=stop, tls=access.tls
+        async with serving_admin(config, access, admin_sockets, stop) as admin:
+            with trio.CancelScope() as drain:
+                async with open_service(config) as service:
+                    admin.attach(service)
+                    app = create_event_app(service, config, access.bearer)
+                    tls = access.tls if config.is_https else None
+                    serve_events = partial(
+                        serve_http, app, sockets, limits=config.limits, stop=stop, tls=tls
+                    )
+                    async with trio.open_nursery() as web:
+                        await web.start(serve_events)
+                        seconds = round(time.monotonic() - began, 3)
+                        log.info("ready", seconds=seconds, page=pages[0] if pages else None)
+                        gc.freeze()  # what is there now, stays: full collections skip it
+                    drain.deadline = trio.current_time() + config.limits.drain_timeout_seconds
+            admin.attach(None)
+            if drain.cancelled_caught:
+                log.warning(
+                    "draining took too long and was cut; everything acknowledged is on disk",
+                    drain_timeout_seconds=config.limits.drain_timeout_seconds,
                 )
-                async with trio.open_nursery() as web:
-                    await web.start(serve_events)
-                    log.info("ready", seconds=round(time.monotonic() - began, 3))
-                    gc.freeze()  # what is there now, stays: full collections need not look at it
-                drain.deadline = trio.current_time() + config.limits.drain_timeout_seconds
-        if drain.cancelled_caught:
-            log.warning(
-                "draining took too long and was cut; everything acknowledged is on disk",
-                drain_timeout_seconds=config.limits.drain_timeout_seconds,
-            )
-    finally:
-        close_sockets(sockets)
 
 
 async def _stop_on_signal(

@@ -181,6 +181,12 @@ class Store:
             self.dead_letters_dropped += trimmed.dropped
         return generation
 
+    def touch(self) -> None:
+        """Have a page written, as it was, and on disk: to see whether that works."""
+        with mapped_errors(self.path), self.database.transaction():
+            version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
+            self._db.execute(f"PRAGMA user_version = {version}")
+
     def _trim_dead_letters(self) -> _Trimmed:
         """Of too many keep nine tenths of the bound, so that it is not done for each new one."""
         found: int = self._db.execute(_COUNT_DEAD).fetchone()[0]

@@ -28,6 +28,11 @@ class Bearer:
         """Ask for another token from the next request on."""
         self._digest = _digest(token.encode()) if token else None
 
+    @property
+    def is_set(self) -> bool:
+        """Whether a token is asked for."""
+        return self._digest is not None
+
     def admits(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Whether a request's headers (names in lower case) carry the token, once."""
         if self._digest is None:
@@ -43,13 +48,14 @@ class Bearer:
 
 
 class Access:
-    """The listener's token and certificate, as they are in force."""
+    """The listeners' token and certificate, as they are in force."""
 
     def __init__(self, config: Config) -> None:
         """Load the certificate where there is one. Raises ConfigError."""
         self._config = config
         self.bearer = Bearer(config.auth_token)
-        self.tls = ServerTls(config.tls) if config.is_https else None
+        uses_tls = config.is_https or (config.admin.listen_addr and config.admin_is_https)
+        self.tls = ServerTls(config.tls) if uses_tls else None
         self._warn()
 
     async def reload(self) -> None:

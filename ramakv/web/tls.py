@@ -1,4 +1,4 @@
-"""The certificate and key of the event listener: loaded, judged, and loaded anew on demand."""
+"""The certificate and key of the listeners: loaded, judged, and loaded anew on demand."""
 
 from __future__ import annotations
 
