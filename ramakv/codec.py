@@ -45,6 +45,8 @@ ECHO_CHARS_MAX = 1000
 
 _TYPES: dict[type[Event], str] = {kind: type_ for type_, kind in EVENTS.items()}
 _TYPES[ListEvents] = "list_events"
+TYPES = tuple(_TYPES.values())
+"""Every type that a request can have."""
 
 encode = msgspec.json.Encoder().encode
 _is_batch = re.compile(rb"[ \t\r\n]*\[").match

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import structlog
 import trio
 
-from ramakv import events
+from ramakv import codec, events
 from ramakv.actors.backend import BackendActor
 from ramakv.actors.caretaker import Care
 from ramakv.actors.debug_files import DebugFiles
@@ -26,6 +26,7 @@ from ramakv.config import Config, resolve_path
 from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status
+from ramakv.core.tallies import EventTallies
 from ramakv.lmcache.care import LMCacheCare
 from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
 from ramakv.store.database import Database
@@ -53,6 +54,8 @@ class Service:
     refcount: RefcountActor
     backend: BackendActor
     journal: Journal
+    answered: EventTallies
+    """What became of events; the edge counts them."""
     readiness: Readiness
 
     async def handle(self, event: events.Event) -> events.Data:
@@ -137,8 +140,9 @@ async def open_service(
             await stack.enter_async_context(_running(actor))
         if obsolete:
             await journal.tell(Bookkeeping(obsolete=obsolete))
+        answered = EventTallies(codec.TYPES)
         readiness = Readiness(router, refcount, journal, backend)
-        yield Service(config, router, refcount, backend, journal, readiness)
+        yield Service(config, router, refcount, backend, journal, answered, readiness)
 
 
 @asynccontextmanager

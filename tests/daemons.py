@@ -42,7 +42,7 @@ async def serving(
     sockets = open_sockets(config.listen_addr)
     stop = trio.Event()
     async with open_service(config, client=client or (FakeLMCache() if fake else None)) as service:
-        app = create_event_app(service, config)
+        app = create_event_app(service, config, tallies=service.answered)
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(serve_http, app, sockets, limits=config.limits, stop=stop))
             limits = httpx.Limits(max_connections=256)

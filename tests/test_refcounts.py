@@ -167,6 +167,7 @@ def test_no_history_evicts_what_is_referenced_or_forgets_what_is_owed(
         apply(counts, model, flying, now, kind, owner, what)
         assert counts.as_dict() == {c: len(o) for c, o in model.counted.items() if o}
         assert model.owed.keys() <= model.rows.keys(), "a crash now would forget an evict"
+        assert_accounted_for(counts)
     for owner in list(model.changes):
         settle(counts, model, owner, now)
     in_flight = {chunk for batch in flying for chunk in batch.chunks}
@@ -174,6 +175,13 @@ def test_no_history_evicts_what_is_referenced_or_forgets_what_is_owed(
         waits = counts.evictions.is_waiting(chunk)
         assert not (waits and model.durable[chunk])
         assert waits or chunk in in_flight or chunk not in model.owed
+
+
+def assert_accounted_for(counts: RefCounts) -> None:
+    """Every eviction that was queued is there, or its end was counted."""
+    tallies, waiting = counts.evictions.tallies, len(counts.evictions)
+    ends = tallies.done + tallies.withdrawn + tallies.superseded + tallies.forgiven + tallies.dead
+    assert tallies.queued == ends + waiting + counts.evictions.in_flight_count
 
 
 def apply(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -21,6 +22,7 @@ from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import count_down_all
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
+from ramakv.core.tallies import CallTally, PrefetchTallies
 from ramakv.errors import (
     BackendError,
     BackendRejectedError,
@@ -91,6 +93,8 @@ class BackendActor:
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
+        self.call_tallies = {"prefetch": CallTally(), "evict": CallTally()}
+        self.prefetches = PrefetchTallies()
 
     @property
     def is_degraded(self) -> bool:
@@ -118,6 +122,7 @@ class BackendActor:
         elif self.is_degraded:
             waiting_max = 1 if self._breaker.can_pass(now) else 0
         if len(self._lane) >= waiting_max:
+            self.prefetches.skipped += 1
             accepted.set(False)
             return accepted
         deadline = now + self._config.prefetch_deadline_seconds
@@ -236,6 +241,7 @@ class BackendActor:
         while self._lane and self._lane[0].deadline <= now:
             self._end_prefetch(self._lane.popleft(), accepted=False)
             late += 1
+        self.prefetches.late += late
         if late:
             log.debug("prefetches dropped: they waited too long", count=late)
 
@@ -256,11 +262,16 @@ class BackendActor:
                 if start:
                     await trio.sleep_until(self._bucket.reserve(trio.current_time()))
                     self.calls += 1
-                await self._client.prefetch(job.chunks[start : start + size], lookup_id)
+                part = job.chunks[start : start + size]
+                with self._timed("prefetch"):
+                    await self._client.prefetch(part, lookup_id)
             accepted = True
+            self.prefetches.accepted += 1
+            self.prefetches.chunks += len(job.chunks)
             self._refcount.prefetch_succeeded()
             self._answered()
         except BackendError as error:
+            self.prefetches.failed += 1
             self._judge(error, "prefetch", permit)
             self._end_prefetch(job, accepted=False)
             await self._diagnose(error)
@@ -276,7 +287,8 @@ class BackendActor:
         chunks = list(batch.chunks)
         failure: BackendError | None = None
         try:
-            await self._client.evict(chunks, self._locations[batch.scope])
+            with self._timed("evict"):
+                await self._client.evict(chunks, self._locations[batch.scope])
         except BackendError as error:
             rejected = isinstance(error, BackendRejectedError)
             books = self._refcount.evict_failed(
@@ -300,6 +312,17 @@ class BackendActor:
             await self._diagnose(failure)
 
     # Judging LMCache ---------------------------------------------------------------------
+
+    @contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        """Count one call, how it ended, and how long it took; unless it is cut off."""
+        tally, began = self.call_tallies[call], trio.current_time()
+        try:
+            yield
+        except BackendError as error:
+            tally.ended(error, trio.current_time() - began)
+            raise
+        tally.ended(None, trio.current_time() - began)
 
     def _answered(self) -> None:
         if self._breaker.success():
@@ -332,5 +355,6 @@ class BackendActor:
 
     def _refuse_lane(self) -> None:
         """Answer the prefetches that wait: with an open breaker they would wait in vain."""
+        self.prefetches.skipped += len(self._lane)
         while self._lane:
             self._end_prefetch(self._lane.popleft(), accepted=False)

@@ -15,6 +15,7 @@ from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.config import Store as StoreConfig
 from ramakv.core.chunks import ChunkHash
 from ramakv.core.session import SessionState
+from ramakv.core.tallies import CommitTallies
 from ramakv.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from ramakv.store.store import Bookkeeping, SessionWrite, Store, Write
 
@@ -86,6 +87,7 @@ class Journal:
         self._dead_letters_dropped = 0
         self.commits = 0
         self.transactions = 0
+        self.tallies = CommitTallies()
 
     async def commit(self, write: SessionWrite, committed: Reply[int]) -> None:
         """Hand in a step; `committed` becomes its generation, or a StoreError: nothing changed."""
@@ -139,6 +141,7 @@ class Journal:
             "commits": self.commits,
             "transactions": self.transactions,
             "waiting": len(self._mailbox),
+            "dead_letters": self._store.dead_letters,
             "dead_letters_dropped": self._store.dead_letters_dropped,
         }
 
@@ -160,13 +163,14 @@ class Journal:
 
     async def _write(self, commits: list[Commit]) -> None:
         writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]
+        began = trio.current_time()
         try:
             generation = await self._call(self._store.commit, writes)
         except StoreError as error:
             await self._write_one_by_one(commits, error)
             self._books.postpone(trio.current_time())
             return
-        self._wrote(len(commits))
+        self._wrote(len(commits), trio.current_time() - began)
         self._books = _Books()
         for commit in commits:
             commit.reply.set(generation)
@@ -174,15 +178,18 @@ class Journal:
     async def _write_one_by_one(self, commits: list[Commit], error: StoreError) -> None:
         """Find out which writes of a failed group cannot be made; the others must not suffer."""
         self._note_failure(error)
+        self.tallies.failed += 1
         if isinstance(error, StoreFullError | StoreBusyError | StoreReadOnlyError):
             for commit in commits:  # no write can be made now: do not try each, and wait for each
                 commit.reply.fail(error)
             return
         for commit in commits:
+            began = trio.current_time()
             try:
                 commit.reply.set(await self._call(self._store.commit, [commit.write]))
-                self._wrote(1)
+                self._wrote(1, trio.current_time() - began)
             except StoreError as own_error:
+                self.tallies.failed += 1
                 commit.reply.fail(own_error)
 
     async def _load(self, loads: list[Load]) -> None:
@@ -214,9 +221,11 @@ class Journal:
         result: T = await self._run_sync(function, *args, limiter=self._limiter)
         return result
 
-    def _wrote(self, commits: int) -> None:
+    def _wrote(self, commits: int, seconds: float) -> None:
         self.transactions += 1
         self.commits += commits
+        self.tallies.sizes.observe(commits)
+        self.tallies.seconds.observe(seconds)
         self._works()
         if (dropped := self._store.dead_letters_dropped) != self._dead_letters_dropped:
             log.warning(

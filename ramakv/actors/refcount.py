@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -15,6 +16,7 @@ from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.refcounts import OutboxRow, RefCounts
+from ramakv.core.tallies import EvictionTallies
 from ramakv.store.store import Bookkeeping
 
 log = structlog.get_logger("ramakv.refcount")
@@ -22,6 +24,12 @@ log = structlog.get_logger("ramakv.refcount")
 
 _BURST_MAX = 64
 """Messages handled before others get their turn."""
+
+_SPREAD_SLICE = 50_000
+"""Counts looked at between two checkpoints: about a millisecond."""
+
+_SPREAD_SECONDS_PER_CHUNK = 5e-6
+"""How old a spread may be: counting takes a hundredth of it, however often somebody asks."""
 
 
 class Owner(NamedTuple):
@@ -32,6 +40,14 @@ class Owner(NamedTuple):
 
     kind: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How many chunks have so many references; when that was."""
+
+    chunks: Counter[int] = field(default_factory=Counter)
+    at: float = -math.inf
 
 
 class Wakeable(Protocol):
@@ -102,6 +118,7 @@ class RefcountActor:
         self._due = math.inf
         """When the backend will look again by itself."""
         self._mailbox: Mailbox[Message] = Mailbox(mailbox_max, "the refcount actor is behind")
+        self._spread = Spread()
 
     def connect(self, backend: Wakeable) -> None:
         """Say whom to wake; the backend actor is made after this one, which it pulls from."""
@@ -230,13 +247,35 @@ class RefcountActor:
         """Note that LMCache works, for the judgement of hashes that it rejects."""
         self._counts.evictions.succeeded()
 
+    async def spread(self) -> Spread:
+        """Say how references are spread over chunks. With many chunks it is a few seconds old."""
+        now = trio.current_time()
+        if now - self._spread.at > len(self._counts) * _SPREAD_SECONDS_PER_CHUNK:
+            values, chunks = self._counts.values(), Counter[int]()
+            for start in range(0, len(values), _SPREAD_SLICE):
+                chunks.update(values[start : start + _SPREAD_SLICE])
+                await trio.lowlevel.checkpoint()
+            self._spread = Spread(chunks, now)
+        return self._spread
+
+    @property
+    def evictions(self) -> EvictionTallies:
+        """What became of the evictions of chunks."""
+        return self._counts.evictions.tallies
+
+    @property
+    def oldest_eviction_seconds(self) -> float:
+        """How long the eviction that is owed longest has been; 0 where none is owed."""
+        return max(0.0, trio.current_time() - self._counts.evictions.oldest_since())
+
     def statistics(self) -> dict[str, int]:
-        """Chunks referenced, waiting for their evict, and in flight."""
+        """Chunks referenced, waiting for their evict, and in flight; messages that wait."""
         evictions = self._counts.evictions
         return {
             "referenced": len(self._counts),
             "evictions_waiting": len(evictions),
             "evictions_in_flight": evictions.in_flight_count,
+            "mailbox": len(self._mailbox),
         }
 
     def counts_of(self, chunks: ChunkMap) -> dict[ChunkHash, int]:

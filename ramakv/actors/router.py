@@ -102,6 +102,17 @@ class Router:
         """Whether events are taken."""
         return self._nursery is not None and not self._closing.is_set()
 
+    @property
+    def suspended_sessions(self) -> int:
+        """Sessions that are suspended."""
+        return self._open - self._active
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait for their session, or are under way in it."""
+        actors = (place.actor for place in self._awake_places.values())
+        return sum(actor.unfinished for actor in actors if actor is not None)
+
     async def handle(self, event: events.SessionEvent) -> events.Data:
         """Have an event applied and return what it is answered with.
 

@@ -71,6 +71,11 @@ class SessionActor:
         """Whether it has nothing to do, so that it can be passivated."""
         return self._state is not None and not self._unfinished and not self._prepared
 
+    @property
+    def unfinished(self) -> int:
+        """How many requests wait or are under way."""
+        return self._unfinished
+
     def post(self, ask: Ask) -> None:
         """Put a request in its mailbox. Raises MailboxFullError, or ClosedResourceError."""
         self.mailbox.put_nowait(ask)

@@ -91,7 +91,7 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
             with trio.CancelScope() as drain:
                 async with open_service(config) as service:
                     admin.attach(service)
-                    app = create_event_app(service, config, access.bearer)
+                    app = create_event_app(service, config, access.bearer, service.answered)
                     tls = access.tls if config.is_https else None
                     serve_events = partial(
                         serve_http, app, sockets, limits=config.limits, stop=stop, tls=tls

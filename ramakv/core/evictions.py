@@ -13,12 +13,13 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
 from ramakv.core.pacing import backoff_seconds
+from ramakv.core.tallies import EvictionTallies
 
 GENERAL_REFUSAL = 24
 """So many rejected evicts in a row, none carried out between them, are not about bad hashes:
@@ -76,6 +77,7 @@ class EvictionQueue:
 
     policy: EvictionPolicy
     rng: random.Random = field(default_factory=random.Random)
+    tallies: EvictionTallies = field(default_factory=EvictionTallies)
     _fresh: dict[Scope, dict[ChunkHash, _Fresh]] = field(
         default_factory=lambda: {scope: {} for scope in Scope}
     )
@@ -90,6 +92,13 @@ class EvictionQueue:
         """Chunks that wait, fresh or for a retry."""
         return sum(len(fresh) for fresh in self._fresh.values()) + len(self._retry_of)
 
+    def oldest_since(self) -> float:
+        """When the eviction that is owed longest was released; `inf` if none is owed."""
+        waiting = (next(iter(fresh.values())).since for fresh in self._fresh.values() if fresh)
+        failed = (batch.since for _, _, batch in self._retries if batch.chunks)
+        in_flight = (batch.since for batch in self._in_flight.values())
+        return min(itertools.chain(waiting, failed, in_flight), default=math.inf)
+
     def is_in_flight(self, chunks: Iterable[ChunkHash]) -> bool:
         """Whether an evict of one of these has left and not ended."""
         return bool(self._in_flight) and not self._in_flight.keys().isdisjoint(chunks)
@@ -103,11 +112,13 @@ class EvictionQueue:
         """Let a chunk wait for its batch; a retry of an older release becomes this one."""
         self.add_all((chunk,), owed, now)
 
-    def add_all(self, chunks: Iterable[ChunkHash], owed: Owed, now: float) -> None:
+    def add_all(self, chunks: Collection[ChunkHash], owed: Owed, now: float) -> None:
         """Let chunks wait that one commit released."""
         fresh, entry = self._fresh[owed.scope], _Fresh(owed.generation, now)
+        self.tallies.queued += len(chunks)
         for chunk in chunks:
-            self.withdraw(chunk)
+            if self.withdraw(chunk):
+                self.tallies.superseded += 1
             fresh[chunk] = entry
 
     def withdraw(self, chunk: ChunkHash) -> Owed | None:
@@ -147,6 +158,7 @@ class EvictionQueue:
     def done(self, batch: Batch) -> None:
         """End a batch that LMCache carried out."""
         self._land(batch)
+        self.tallies.done += len(batch.chunks)
         self._rejected_in_a_row = 0
         self._successes += 1
 
@@ -186,6 +198,7 @@ class EvictionQueue:
             return None
         batch.refusals += 1
         if batch.refusals >= self.policy.tries_max and self._successes > batch.successes_before:
+            self.tallies.dead += 1
             return chunks[0][0]
         self._push(batch, now + self._backoff(batch.refusals))
         return None
@@ -199,7 +212,9 @@ class EvictionQueue:
             if entry.since < released_before
         ]
         waiting += [c for c, batch in self._retry_of.items() if batch.since < released_before]
-        return {chunk: owed for chunk in waiting if (owed := self.withdraw(chunk))}
+        forgiven = {chunk: owed for chunk in waiting if (owed := self.withdraw(chunk))}
+        self.tallies.forgiven += len(forgiven)
+        return forgiven
 
     def drop(self, batch: Batch, chunks: Iterable[ChunkHash]) -> dict[ChunkHash, Owed]:
         """Take chunks out of a batch that came back failed, before it is let wait again."""
@@ -257,6 +272,7 @@ class EvictionQueue:
             self._in_flight.pop(chunk, None)
 
     def _push(self, batch: Batch, not_before: float) -> None:
+        self.tallies.retried += len(batch.chunks)
         for chunk in batch.chunks:
             self._retry_of[chunk] = batch
         heapq.heappush(self._retries, (not_before, next(self._ticket), batch))

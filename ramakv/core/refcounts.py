@@ -58,6 +58,10 @@ class RefCounts:
         """References to a chunk, provisional ones included."""
         return self._counts.get(chunk, 0)
 
+    def values(self) -> list[int]:
+        """A copy of the counts alone."""
+        return list(self._counts.values())
+
     def as_dict(self) -> dict[ChunkHash, int]:
         """A copy of all counts."""
         return dict(self._counts)
@@ -85,6 +89,7 @@ class RefCounts:
         self._provisional.update(chunks)
         for chunk in chunks:
             if owed := self.evictions.withdraw(chunk):
+                self.evictions.tallies.withdrawn += 1
                 self._owed[chunk] = owed
         self._leaving.update(leaving)
 
@@ -183,8 +188,12 @@ class RefCounts:
             for chunk in batch.chunks
             if chunk in self._counts or self.evictions.is_waiting(chunk)
         ]
+        tallies = self.evictions.tallies
         for chunk, owed in self.evictions.drop(batch, stale).items():
-            if chunk in self._counts:  # else it waits under a newer row of its own
+            if chunk not in self._counts:
+                tallies.superseded += 1  # it waits under a newer row of its own
+            else:
+                tallies.withdrawn += 1
                 self._owe(chunk, owed)
                 self._drop_if_durable(chunk, obsolete)
         return obsolete

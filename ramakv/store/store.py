@@ -119,7 +119,7 @@ class Store:
             database.close()
             raise
         self._generation: int = row[0] or 0
-        self._dead_letters: int = dead[0]
+        self.dead_letters: int = dead[0]
         """At least as many as there are: one whose chunk is released anew is owed again."""
 
     def next_fork_id(self) -> int:
@@ -173,11 +173,11 @@ class Store:
                     self._write_session(write, generation)
                 else:
                     self._keep_books(write)
-            if self._dead_letters > self._dead_letters_max:
+            if self.dead_letters > self._dead_letters_max:
                 trimmed = self._trim_dead_letters()
         self._generation = generation
         if trimmed is not None:
-            self._dead_letters = trimmed.left
+            self.dead_letters = trimmed.left
             self.dead_letters_dropped += trimmed.dropped
         return generation
 
@@ -262,7 +262,7 @@ class Store:
             "UPDATE outbox SET dead_reason = ? WHERE chunk_hash = ? AND generation <= ?",
             [(write.dead_reason, chunk, generation) for chunk, generation in write.dead],
         )
-        self._dead_letters += len(write.dead)
+        self.dead_letters += len(write.dead)
         if write.reopened is not None:
             self._db.execute(
                 "DELETE FROM closed WHERE session_id = ? AND closed_ms <= ?", write.reopened

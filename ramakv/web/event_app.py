@@ -23,6 +23,7 @@ from msgspec import Raw
 
 from ramakv import codec, events
 from ramakv.config import Config, Limits
+from ramakv.core.tallies import EventTallies
 from ramakv.errors import (
     BodyTimeoutError,
     EventError,
@@ -56,11 +57,22 @@ class EventHandler(Protocol):
 
 
 def create_event_app(
-    handler: EventHandler, config: Config, bearer: Bearer | None = None
+    handler: EventHandler,
+    config: Config,
+    bearer: Bearer | None = None,
+    tallies: EventTallies | None = None,
 ) -> EventMiddleware:
-    """Build the app of the event listener; `bearer` replaces the configuration's token."""
-    bearer = bearer or Bearer(config.auth_token)
-    return EventMiddleware(LazyApp(_create_rest), handler, config.limits, bearer)
+    """Build the app of the event listener.
+
+    `bearer` replaces the configuration's token; `tallies` is where events are counted.
+    """
+    return EventMiddleware(
+        LazyApp(_create_rest),
+        handler,
+        config.limits,
+        bearer or Bearer(config.auth_token),
+        tallies or EventTallies(codec.TYPES),
+    )
 
 
 def _create_rest() -> ASGIFramework:
@@ -90,12 +102,18 @@ class EventMiddleware:
     """Reads a body, decodes it, asks, answers. State lives behind `handler`, none here."""
 
     def __init__(
-        self, rest: ASGIFramework, handler: EventHandler, limits: Limits, bearer: Bearer
+        self,
+        rest: ASGIFramework,
+        handler: EventHandler,
+        limits: Limits,
+        bearer: Bearer,
+        tallies: EventTallies,
     ) -> None:
         self._rest = rest
         self._handler = handler
         self._limits = limits
         self._bearer = bearer
+        self._tallies = tallies
         self._in_hand = BytesInHand(limits.in_hand_bytes_max)
         self._list_events = codec.describe_events()
 
@@ -113,6 +131,7 @@ class EventMiddleware:
                     return  # hung up half-way: nothing was asked
                 status, headers, answer = await self._answer(body, share)
             except EventError as error:
+                self._tallies.refused(None, error.status)
                 # The body may not have been read: the connection cannot go on.
                 status, headers = error.status, [(b"connection", b"close"), *_headers_of(error)]
                 answer = codec.encode(codec.failure(None, error))
@@ -160,6 +179,7 @@ class EventMiddleware:
         try:
             found = codec.decode_body(body, self._limits)
         except codec.Refused as refused:
+            self._tallies.refused(refused.type, refused.error.status)
             envelope = codec.failure(refused.type, refused.error)
             return refused.error.status, [], codec.encode(envelope)
         if isinstance(found, list):
@@ -175,6 +195,7 @@ class EventMiddleware:
             try:
                 decoded.append((place, codec.decode_event(raw, self._limits)))
             except codec.Refused as refused:
+                self._tallies.refused(refused.type, refused.error.status)
                 answers[place] = codec.encode(codec.failure(refused.type, refused.error))
 
         async def answer(group: list[Placed]) -> None:
@@ -192,13 +213,14 @@ class EventMiddleware:
             event = codec.decode_event(raw, self._limits)
         except codec.Refused as refused:
             error = refused.error
+            self._tallies.refused(refused.type, error.status)
             answer = codec.encode(codec.failure(refused.type, error))
             return error.status, _headers_of(error), answer
         return await self._respond(event, _Room(None, share))
 
     async def _respond(self, event: events.AnyEvent, room: _Room) -> tuple[int, Headers, bytes]:
         """Have one event answered, and map whatever went wrong: here, and nowhere else."""
-        type_ = codec.type_of(event)
+        type_, began = codec.type_of(event), trio.current_time()
         try:
             data: events.Data
             if isinstance(event, _READING):
@@ -215,10 +237,12 @@ class EventMiddleware:
             log.exception("an event failed inside ramakv", type=type_, exc_info=error)
             refusal = InternalError("ramakv failed on this event; its log says why")
         else:
+            self._tallies.answered(type_, 200, trio.current_time() - began)
             log.debug(
                 "event", type=type_, session_id=getattr(event, "session_id", None), status=200
             )
             return 200, [], answer
+        self._tallies.answered(type_, refusal.status, trio.current_time() - began)
         log.debug(
             "event",
             type=type_,
