@@ -16,6 +16,7 @@ import trio
 from ramakv import codec, events
 from ramakv.actors.backend import BackendActor
 from ramakv.actors.caretaker import Care
+from ramakv.actors.dead_letters import DeadLetters
 from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
 from ramakv.actors.readiness import Readiness
@@ -57,6 +58,7 @@ class Service:
     answered: EventTallies
     """What became of events; the edge counts them."""
     readiness: Readiness
+    dead_letters: DeadLetters
 
     async def handle(self, event: events.Event) -> events.Data:
         """Answer one event. Raises EventError or StoreError; then nothing was changed."""
@@ -136,13 +138,14 @@ async def open_service(
             router.admit(sessions.pop())
         # The order of draining, read from below: events stop, sessions finish what they have,
         # their releases are counted, evicts that can leave do, and the journal writes it all.
-        for actor in (journal, backend, refcount, router):
+        dead_letters = DeadLetters(journal, refcount)
+        for actor in (journal, backend, refcount, dead_letters, router):
             await stack.enter_async_context(_running(actor))
         if obsolete:
             await journal.tell(Bookkeeping(obsolete=obsolete))
         answered = EventTallies(codec.TYPES)
         readiness = Readiness(router, refcount, journal, backend)
-        yield Service(config, router, refcount, backend, journal, answered, readiness)
+        yield Service(config, router, refcount, backend, journal, answered, readiness, dead_letters)
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import trio
 from ramakv.actors.caretaker import Care, Caretaker
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
+from ramakv.actors.questions import Places, Questions
 from ramakv.actors.refcount import RefcountActor
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
@@ -90,6 +91,8 @@ class BackendActor:
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
         self._caretaker = Caretaker(care, config.unconsumed_chunks_max)
+        self._questions = Questions(client)
+        self._is_paused = False
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
@@ -117,7 +120,7 @@ class BackendActor:
         accepted: Reply[bool] = Reply()
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
-        if not self._caretaker.allows(len(chunks)):
+        if self._is_paused or not self._caretaker.allows(len(chunks)):
             waiting_max = 0
         elif self.is_degraded:
             waiting_max = 1 if self._breaker.can_pass(now) else 0
@@ -133,6 +136,29 @@ class BackendActor:
         self._prefetching.update(chunks)
         self.wake()
         return accepted
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether an operator has paused prefetching."""
+        return self._is_paused
+
+    def pause(self, paused: bool) -> None:
+        """Send no prefetches until told otherwise, or until a restart; those that wait go."""
+        if paused != self._is_paused:
+            self._is_paused = paused
+            log.warning("an operator paused prefetching" if paused else "prefetching goes on")
+
+    def locate(self, chunks: ChunkMap) -> Reply[Places]:
+        """Ask LMCache where these lie, when it has nothing better to do, with a token, once.
+
+        The reply is a BackendError where there is no answer. While LMCache is not to be
+        relied on, it is not asked.
+        """
+        answer = self._questions.add(chunks, trio.current_time())
+        if self._breaker.state is not BreakerState.CLOSED or self._caretaker.is_held:
+            self._questions.refuse(self.trouble)
+        self.wake()
+        return answer
 
     def wake(self) -> None:
         """Look again for something to send: one idle worker does, and wakes the next."""
@@ -158,6 +184,8 @@ class BackendActor:
     def statistics(self) -> dict[str, object]:
         """Breaker, lane and tokens as they are now."""
         return {
+            "paused": self._is_paused,
+            "held": self._caretaker.held_chunks,
             "breaker": self._breaker.state.value,
             "prefetches_waiting": len(self._lane),
             "tokens": self._bucket.tokens(trio.current_time()),
@@ -183,6 +211,7 @@ class BackendActor:
         """Send one call after the other: one of these is one call in flight at most."""
         while True:
             now = trio.current_time()
+            self._questions.drop_late(now)
             if self._may_send(now):
                 if (job := self._next_prefetch(now)) is not None:
                     await self._send_prefetch(job, self._pass(now))
@@ -190,7 +219,15 @@ class BackendActor:
                 if (batch := self._next_evict(now)) is not None:
                     await self._send_evict(batch, self._pass(now))
                     continue
+                if self._breaker.state is BreakerState.CLOSED and (
+                    question := self._questions.take()
+                ):
+                    self._bucket.take(now)
+                    self.calls += 1
+                    await self._questions.put(question)
+                    continue
             if self._closing:
+                self._questions.refuse("the daemon is stopping")
                 return
             with trio.move_on_at(self._look_again_at(now)):
                 await self._idle_workers.park()
@@ -223,6 +260,7 @@ class BackendActor:
             times = [due if due > now else now + _BLOCKED_SECONDS]
         if self._lane:
             times.append(self._lane[0].deadline)
+        times.append(self._questions.next_deadline)
         return min((at for at in times if at > now), default=math.inf)
 
     # Prefetch ----------------------------------------------------------------------------

@@ -68,6 +68,11 @@ class Caretaker:
             return "prefetching pauses: LMCache holds prefetched chunks that nobody consumed"
         return ""
 
+    @property
+    def held_chunks(self) -> int | None:
+        """Chunks that LMCache says prefetches hold in it; None where it does not say."""
+        return self._budget.held
+
     def allows(self, chunks: int) -> bool:
         """Whether a prefetch of so many chunks may be sent; says so when that changes."""
         fits = self._budget.allows(chunks)

@@ -14,6 +14,7 @@ import trio
 from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.config import Store as StoreConfig
 from ramakv.core.chunks import ChunkHash
+from ramakv.core.evictions import Owed
 from ramakv.core.session import SessionState
 from ramakv.core.tallies import CommitTallies
 from ramakv.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
@@ -57,7 +58,14 @@ class Probe:
     reply: Reply[None]
 
 
-Message = Commit | Load | Probe | Bookkeeping
+@dataclass(frozen=True, slots=True)
+class Revive:
+    """Let the dead letters be owed again; the reply says which there were."""
+
+    reply: Reply[list[tuple[ChunkHash, Owed]]]
+
+
+Message = Commit | Load | Probe | Revive | Bookkeeping
 
 
 class Journal:
@@ -104,6 +112,12 @@ class Journal:
         reply: Reply[None] = Reply()
         await self._mailbox.put(Probe(reply))
         await reply.wait()
+
+    async def revive(self) -> list[tuple[ChunkHash, Owed]]:
+        """Let the dead letters be owed again, on disk; returns them. Raises StoreError."""
+        reply: Reply[list[tuple[ChunkHash, Owed]]] = Reply()
+        await self._mailbox.put(Revive(reply))
+        return await reply.wait()
 
     async def tell(self, bookkeeping: Bookkeeping) -> None:
         """Hand in what needs no answer; it is written with a commit, or a second later."""
@@ -160,6 +174,12 @@ class Journal:
             await self._load(loads)
         if probes := [message for message in group if isinstance(message, Probe)]:
             await self._probe(probes)
+        for revive in (message for message in group if isinstance(message, Revive)):
+            try:
+                revive.reply.set(await self._call(self._store.revive))
+            except StoreError as error:
+                self._note_failure(error)
+                revive.reply.fail(error)
 
     async def _write(self, commits: list[Commit]) -> None:
         writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]

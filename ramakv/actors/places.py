@@ -8,7 +8,7 @@ from ramakv.actors.mailbox import Reply
 from ramakv.actors.requests import Expire, Outcome
 from ramakv.actors.session import SessionActor
 from ramakv.config import Sessions
-from ramakv.core.session import Status
+from ramakv.core.session import SessionState, Status
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +26,20 @@ class Place:
     """Whether it counts as a session already: an event that may create it is on its way."""
     is_unsure: bool = False
     """Whether only the store knows: an actor crashed, maybe after a commit."""
+    turn_began: float | None = None
+    turns: int = 0
+    chunks: int = 0
+    forks: int = 0
+    """What operators see of a session without asking it, as is the time its turn began."""
+
+    def adopt(self, state: SessionState) -> None:
+        """Take in what became of the session."""
+        self.status = state.status
+        self.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
+        self.closed_ms = state.closed_ms
+        self.is_unsure = False
+        self.turns, self.chunks = state.turn_count, len(state.chunk_map)
+        self.forks = len(state.forks)
 
     @property
     def is_empty(self) -> bool:

@@ -14,7 +14,7 @@ import trio
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.evictions import Batch, Scope
+from ramakv.core.evictions import Batch, Owed, Scope
 from ramakv.core.refcounts import OutboxRow, RefCounts
 from ramakv.core.tallies import EvictionTallies
 from ramakv.store.store import Bookkeeping
@@ -100,7 +100,15 @@ class Ping:
     reply: Reply[None]
 
 
-Message = Acquire | Settle | Undo | Ping
+@dataclass(frozen=True, slots=True)
+class Revive:
+    """Queue what were dead letters; the reply says how many are queued now."""
+
+    rows: list[tuple[ChunkHash, Owed]]
+    reply: Reply[int]
+
+
+Message = Acquire | Settle | Undo | Ping | Revive
 
 
 class RefcountActor:
@@ -163,6 +171,12 @@ class RefcountActor:
             await self._mailbox.put(Undo(owner, acquired, leaving, reply))
             await reply.wait()
 
+    async def revive(self, rows: list[tuple[ChunkHash, Owed]]) -> int:
+        """Queue what were dead letters, where they are not needed; returns how many that are."""
+        reply: Reply[int] = Reply()
+        await self._mailbox.put(Revive(rows, reply))
+        return await reply.wait()
+
     async def ping(self) -> None:
         """Return when everything that waits now has been handled."""
         reply: Reply[None] = Reply()
@@ -207,6 +221,10 @@ class RefcountActor:
                 )
                 message.reply.set(settled.queued + forgotten.queued)
                 return settled.obsolete + forgotten.obsolete
+            case Revive():
+                revived = self._counts.revive(message.rows, now)
+                message.reply.set(revived.queued)
+                return revived.obsolete
             case Ping():
                 message.reply.set(None)
                 return []

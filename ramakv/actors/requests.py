@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ramakv import events
 from ramakv.actors.mailbox import Reply
 from ramakv.core.chunks import ChunkMap
-from ramakv.core.session import Fork
+from ramakv.core.session import Fork, SessionState
 from ramakv.store.store import ParentsFork
 
 
@@ -54,8 +54,20 @@ class Expire:
     forks_opened_before_ms: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tell the whole state, for operators."""
+
+
 Request = (
-    events.SessionEvent | Restore | PrepareFork | Inherit | EndPrepared | ReadSnapshot | Expire
+    events.SessionEvent
+    | Restore
+    | PrepareFork
+    | Inherit
+    | EndPrepared
+    | ReadSnapshot
+    | Expire
+    | Look
 )
 
 
@@ -97,4 +109,4 @@ class Prepared:
     chunk_map: ChunkMap
 
 
-Outcome = events.Data | Prefetching | Prepared | ChunkMap | None
+Outcome = events.Data | Prefetching | Prepared | SessionState | ChunkMap | None

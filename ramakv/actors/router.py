@@ -19,7 +19,6 @@ from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.requests import (
     Ask,
     EndPrepared,
-    Expire,
     Inherit,
     Outcome,
     Prefetching,
@@ -32,10 +31,11 @@ from ramakv.actors.requests import (
 from ramakv.actors.session import SessionActor
 from ramakv.actors.surroundings import Surroundings
 from ramakv.actors.sweeper import Sweeper
+from ramakv.actors.turns import Turns
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState, Status
-from ramakv.errors import InternalError, RamakvError, UnavailableError
+from ramakv.errors import InternalError, NotFoundError, RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import ParentsFork
 
@@ -76,6 +76,7 @@ class Router:
         self._around = Surroundings(
             config, self, refcount, journal, backend, debug_files, clock_offset
         )
+        self.turns = Turns(self._around.now_ms)
         self._sweeper = Sweeper(self, self._around)
         self._patience = Patience(config.limits.event_timeout_seconds)
 
@@ -87,6 +88,7 @@ class Router:
         place = Place(state.session_id)
         self._places[state.session_id] = place
         self._note(place, state)
+        place.chunks = stored.chunks
         idle_seconds = max(0.0, self._around.now_ms() - stored.updated_ms) / 1000
         place.last_event = trio.current_time() - idle_seconds
 
@@ -124,6 +126,7 @@ class Router:
             case events.SessionFork(child_session_id=str(child)):
                 return await self._fork_into(event, child)
         outcome = await self._ask(event.session_id, event)
+        self.turns.note(self._places.get(event.session_id), event, outcome)
         if isinstance(outcome, Prefetching):
             sent, degraded = await self._await_prefetch(outcome)
             return events.TurnStartData(
@@ -133,7 +136,7 @@ class Router:
                 restored=outcome.restored,
             )
         assert outcome is not None
-        assert not isinstance(outcome, Prepared | tuple)
+        assert not isinstance(outcome, Prepared | SessionState | tuple)
         return outcome
 
     async def _restore(self, event: events.SnapshotRestore) -> events.SnapshotRestoreData:
@@ -303,12 +306,11 @@ class Router:
     def _note(self, place: Place, state: SessionState) -> None:
         self._active += (state.status is Status.ACTIVE) - (place.status is Status.ACTIVE)
         self._open += (state.status is not Status.UNKNOWN) - (place.status is not Status.UNKNOWN)
-        place.status = state.status
+        place.adopt(state)
         if state.status is not Status.UNKNOWN:
             self._arrived(place)
-        place.oldest_fork_ms = min((fork.opened_ms for fork in state.forks), default=None)
-        place.closed_ms = state.closed_ms
-        place.is_unsure = False
+        if state.status is not Status.ACTIVE:
+            self.turns.left(place)
 
     # Life and death of actors ------------------------------------------------------------
 
@@ -370,20 +372,24 @@ class Router:
         if place.is_empty:
             self._places.pop(place.session_id, None)
 
-    def tell_expire(self, place: Place, expire: Expire) -> bool:
-        """Have a session ended, as any other request; it does not count as an event.
+    def ask_quietly(self, place: Place, request: Request) -> Reply[Outcome]:
+        """Ask a session what is no event: it is no younger for it. Raises UnavailableError."""
+        ask, last_event = Ask(request, Reply()), place.last_event
+        self._post(place.session_id, ask)
+        place.last_event = last_event
+        return ask.reply
 
-        Returns whether it was asked now.
-        """
-        if place.expiry is not None and not place.expiry.is_set:
-            return False  # it has not come to the last one yet
-        ask, last_event = Ask(expire, Reply()), place.last_event
-        try:
-            self._post(place.session_id, ask)
-        except UnavailableError:
-            return False  # it has plenty to do; it is not abandoned
-        place.expiry, place.last_event = ask.reply, last_event
-        return True
+    # For operators -----------------------------------------------------------------------
+
+    def place(self, session_id: str) -> Place:
+        """What is known of a session without asking it. Raises NotFoundError."""
+        if (place := self._places.get(session_id)) is None or place.is_empty:
+            raise NotFoundError(f"session '{session_id}' not found")
+        return place
+
+    def awake(self) -> list[Place]:
+        """Sessions that have an actor, the one that waits longest for an event first."""
+        return list(self._awake_places.values())
 
     def statistics(self) -> dict[str, int]:
         """Sessions known, active, and awake."""

@@ -14,6 +14,7 @@ from ramakv.actors.requests import (
     EndPrepared,
     Expire,
     Inherit,
+    Look,
     Outcome,
     Prefetching,
     Prepared,
@@ -70,6 +71,11 @@ class SessionActor:
     def is_idle(self) -> bool:
         """Whether it has nothing to do, so that it can be passivated."""
         return self._state is not None and not self._unfinished and not self._prepared
+
+    @property
+    def references(self) -> ChunkMap:
+        """Chunks that it holds, a chunk twice where it is listed twice; none while it loads."""
+        return self._state.active_map if self._state else ()
 
     @property
     def unfinished(self) -> int:
@@ -177,6 +183,8 @@ class SessionActor:
                 return None
             case ReadSnapshot():
                 return self._snapshot()
+            case Look():
+                return self._known
             case Expire():
                 await self._expire(request)
                 return None

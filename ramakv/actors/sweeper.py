@@ -7,12 +7,13 @@ from typing import Protocol
 
 import trio
 
+from ramakv.actors.mailbox import Reply
 from ramakv.actors.places import Place
-from ramakv.actors.requests import Expire
+from ramakv.actors.requests import Expire, Outcome, Request
 from ramakv.actors.session import SessionActor
 from ramakv.actors.surroundings import Surroundings
 from ramakv.core.session import is_remembered
-from ramakv.errors import RamakvError, StoreError
+from ramakv.errors import RamakvError, StoreError, UnavailableError
 from ramakv.store.store import Bookkeeping
 
 _SLICE = 1000
@@ -28,8 +29,8 @@ class Keeper(Protocol):
     def places(self) -> Sequence[Place]:
         """All sessions, as they are now."""
 
-    def tell_expire(self, place: Place, expire: Expire) -> bool:
-        """Have a session ended, if it has not been told already; returns whether it was now."""
+    def ask_quietly(self, place: Place, request: Request) -> Reply[Outcome]:
+        """Ask a session what is no event: it is no younger for it. Raises UnavailableError."""
 
     def retire(self, actor: SessionActor) -> None:
         """End an idle actor: its next event starts another."""
@@ -69,7 +70,7 @@ class Sweeper:
         for places in _sliced(self._keeper.places(), _SLICE):
             for place in places:
                 if expire := place.due(self._sessions, now - place.last_event, now_ms):
-                    if expires and self._keeper.tell_expire(place, expire):
+                    if expires and self._tell_expire(place, expire):
                         expiring.append(place)
                     if len(expiring) >= _EXPIRIES_MAX:
                         expires = await self._see_expire(expiring)
@@ -80,6 +81,16 @@ class Sweeper:
         if forgets:
             memory_ms = int(self._sessions.closed_memory_seconds * 1000)
             await self._around.journal.tell(Bookkeeping(forget_closed_before_ms=now_ms - memory_ms))
+
+    def _tell_expire(self, place: Place, expire: Expire) -> bool:
+        """Have a session ended, as by any other request; returns whether it was asked now."""
+        if place.expiry is not None and not place.expiry.is_set:
+            return False  # it has not come to the last one yet
+        try:
+            place.expiry = self._keeper.ask_quietly(place, expire)
+        except UnavailableError:
+            return False  # it has plenty to do; it is not abandoned
+        return True
 
     def _look_after(self, place: Place, now: float, now_ms: int) -> bool:
         """Passivate one session, or forget its close. Returns whether that was forgotten."""

@@ -157,6 +157,19 @@ class RefCounts:
                 self._drop_if_durable(chunk, obsolete)
         return Settled(queued, obsolete)
 
+    def revive(self, rows: Iterable[tuple[ChunkHash, Owed]], now: float) -> Settled:
+        """Owe dead letters again, but for those that were referenced, or released anew, since."""
+        obsolete: list[OutboxRow] = []
+        queued = 0
+        for chunk, owed in rows:
+            if chunk in self._counts:
+                self._owe(chunk, owed)
+                self._drop_if_durable(chunk, obsolete)
+            elif not self.evictions.is_waiting(chunk):  # else under a newer row
+                self.evictions.add(chunk, owed, now)
+                queued += 1
+        return Settled(queued, obsolete)
+
     def evicted(self, batch: Batch) -> list[OutboxRow]:
         """End a batch that was carried out; returns the outbox rows it settles."""
         self.evictions.done(batch)

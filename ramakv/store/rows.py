@@ -41,11 +41,14 @@ class StoredSession(NamedTuple):
 
     state: SessionState
     updated_ms: int
+    chunks: int = 0
+    """How long its map is, where it has none here."""
 
     def without_maps(self) -> StoredSession:
         """The same with empty maps: what the router keeps of sessions that sleep."""
         forks = tuple(replace(fork, chunks=()) for fork in self.state.forks)
-        return StoredSession(replace(self.state, chunk_map=(), forks=forks), self.updated_ms)
+        bare = replace(self.state, chunk_map=(), forks=forks)
+        return StoredSession(bare, self.updated_ms, len(self.state.chunk_map))
 
 
 class SetAside(NamedTuple):
@@ -137,7 +140,7 @@ class Recovery:
             if is_dead:
                 dead.append((chunk, generation))
             else:
-                owed.append((chunk, Owed(generation, _scope(scope))))
+                owed.append((chunk, Owed(generation, read_scope(scope))))
         return owed, dead
 
     def _put_aside(
@@ -232,7 +235,8 @@ def _text(value: object) -> str:
         raise StoreFormatError(f"its key is not UTF-8: {error}") from error
 
 
-def _scope(text: str) -> Scope:
+def read_scope(text: str) -> Scope:
+    """Return the scope of a row of the outbox."""
     try:
         return Scope(text)
     except ValueError:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from ramakv.core.chunks import ChunkMap
-from ramakv.core.evictions import Scope
+from ramakv.core.chunks import ChunkHash, ChunkMap
+from ramakv.core.evictions import Owed, Scope
 from ramakv.core.refcounts import OutboxRow
 from ramakv.core.session import Fork, SessionState, Status
 from ramakv.errors import StoreError
 from ramakv.store.database import Database, mapped_errors
-from ramakv.store.rows import Recovery, load_session
+from ramakv.store.rows import Recovery, load_session, read_scope
 
 _encode_map = msgspec.json.Encoder().encode
 
@@ -45,6 +45,11 @@ _NOT_FROM_THE_FUTURE = (
     "UPDATE forks SET opened_ms = :now WHERE opened_ms > :now",
     "UPDATE closed SET closed_ms = :now WHERE closed_ms > :now",
 )
+
+_REVIVE = """
+UPDATE outbox SET dead_reason = NULL WHERE dead_reason IS NOT NULL
+RETURNING chunk_hash, generation, scope
+"""
 
 _COUNT_DEAD = "SELECT count(*) FROM outbox WHERE dead_reason IS NOT NULL"
 
@@ -180,6 +185,13 @@ class Store:
             self.dead_letters = trimmed.left
             self.dead_letters_dropped += trimmed.dropped
         return generation
+
+    def revive(self) -> list[tuple[ChunkHash, Owed]]:
+        """Let all dead letters be owed again; returns them."""
+        with mapped_errors(self.path), self.database.transaction():
+            rows = self._db.execute(_REVIVE).fetchall()
+        self.dead_letters = 0
+        return [(chunk, Owed(generation, read_scope(scope))) for chunk, generation, scope in rows]
 
     def touch(self) -> None:
         """Have a page written, as it was, and on disk: to see whether that works."""
