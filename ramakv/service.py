@@ -27,7 +27,7 @@ from ramakv.config import Config, resolve_path
 from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status
-from ramakv.core.tallies import EventTallies
+from ramakv.core.tallies import EventTallies, HotTallies
 from ramakv.lmcache.care import LMCacheCare
 from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
 from ramakv.store.database import Database
@@ -59,6 +59,8 @@ class Service:
     """What became of events; the edge counts them."""
     readiness: Readiness
     dead_letters: DeadLetters
+    hot: HotTallies | None = None
+    """How often chunks were hot, where somebody can tell."""
 
     async def handle(self, event: events.Event) -> events.Data:
         """Answer one event. Raises EventError or StoreError; then nothing was changed."""

@@ -189,6 +189,7 @@ class BackendActor:
             "breaker": self._breaker.state.value,
             "prefetches_waiting": len(self._lane),
             "tokens": self._bucket.tokens(trio.current_time()),
+            "breaker_openings": self._breaker.openings,
             "calls": self.calls,
         }
 

@@ -35,6 +35,8 @@ class Breaker:
     open_seconds: float
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
+    openings: int = 0
+    """How often it opened while it was closed."""
     _probe_at: float = math.inf
     _probing: bool = False
 
@@ -71,6 +73,7 @@ class Breaker:
 
     def trip(self, now: float) -> None:
         """Open at once."""
+        self.openings += self.state is BreakerState.CLOSED
         self.state = BreakerState.OPEN
         self._probing = False
         self._probe_at = now + self.open_seconds
@@ -81,6 +84,7 @@ class Breaker:
         was_closed = self.state is BreakerState.CLOSED
         if was_closed and self.failures < self.failures_max:
             return False
+        self.openings += was_closed
         if was_closed or permit is Permit.PROBE:
             self._probe_at = now + self.open_seconds
             self.state = BreakerState.OPEN

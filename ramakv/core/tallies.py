@@ -127,6 +127,14 @@ class PrefetchTallies:
 
 
 @dataclass(slots=True)
+class HotTallies:
+    """How many of the chunks that turns began with were hot. Owned by whoever can tell."""
+
+    wanted: int = 0
+    hot: int = 0
+
+
+@dataclass(slots=True)
 class EvictionTallies:
     """What became of the evictions of chunks. Owned by the queue that they wait in.
 
