@@ -181,18 +181,6 @@ async def test_an_answer_forbids_what_a_browser_could_do_with_it(tmp_path: Path)
             assert headers["cache-control"] == "no-store"
 
 
-async def test_metrics_are_served_where_somebody_writes_them_and_with_the_token(
-    tmp_path: Path,
-) -> None:
-    async with operators(tmp_path, auth_token=TOKEN) as ops:
-        assert (await ops.http.get("/metrics", headers=BEARER)).status_code == 404
-        ops.admin.metrics = lambda: b"ramakv_up 1\n"
-        assert (await ops.http.get("/metrics")).status_code == 401
-        reply = await ops.http.get("/metrics", headers=BEARER)
-        assert reply.text == "ramakv_up 1\n"
-        assert reply.headers["content-type"].startswith("text/plain; version=")
-
-
 def test_a_real_daemon_answers_probes_and_stops_with_a_connection_open(tmp_path: Path) -> None:
     port = free_port()
     daemon = Daemon(tmp_path, RAMAKV_ADMIN__LISTEN_ADDR=f"127.0.0.1:{port}")

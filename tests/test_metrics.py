@@ -23,6 +23,7 @@ from ramakv.service import Service
 from ramakv.web.metrics import OPEN_METRICS, OUTCOMES, UNREAD, render
 from tests.daemons import serving
 from tests.fakes import Agent, FakeLMCache, open_agent, outage
+from tests.operators import BEARER, TOKEN, operators
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -190,6 +191,19 @@ async def test_the_hot_share_is_there_where_the_daemon_knows_it(
         found = await figures(with_hot(agent.service))
     assert value(found, "ramakv_turn_chunks_total", tier="hot") == 9
     assert value(found, "ramakv_turn_chunks_total", tier="other") == 1
+
+
+async def test_they_are_read_with_the_token_while_the_daemon_runs(tmp_path: Path) -> None:
+    async with operators(tmp_path, auth_token=TOKEN) as ops:
+        assert (await ops.http.get("/metrics")).status_code == 401
+        await ops.agent.turn_end("s", "a")
+        reply = await ops.http.get("/metrics", headers=BEARER)
+        assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "ramakv_chunks_referenced 1.0" in reply.text
+        reply = await ops.http.get("/metrics", headers={**BEARER, "Accept": OPEN_METRICS})
+        assert reply.text.endswith("# EOF\n")
+        ops.admin.attach(None)
+        assert (await ops.http.get("/metrics", headers=BEARER)).status_code == 503
 
 
 def row(family: Metric) -> str:

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from typing import Protocol
 
 import trio
 
+from ramakv.actors.backend import BackendActor
+from ramakv.actors.journal import Journal
 from ramakv.actors.readiness import Check, Readiness
+from ramakv.actors.refcount import RefcountActor
+from ramakv.actors.router import Router
+from ramakv.core.tallies import EventTallies, HotTallies
 from ramakv.errors import UnavailableError
 
 
 class Operable(Protocol):
     """The running service, as far as operators see it."""
+
+    @property
+    def router(self) -> Router:
+        """Counts sessions."""
+
+    @property
+    def refcount(self) -> RefcountActor:
+        """Counts references and evictions."""
+
+    @property
+    def backend(self) -> BackendActor:
+        """Counts calls and prefetches."""
+
+    @property
+    def journal(self) -> Journal:
+        """Counts commits."""
+
+    @property
+    def answered(self) -> EventTallies:
+        """What became of events."""
+
+    @property
+    def hot(self) -> HotTallies | None:
+        """How often chunks were hot; None where nobody can tell."""
 
     @property
     def readiness(self) -> Readiness:
@@ -35,8 +63,6 @@ class Admin:
         """Take the event that is set when the daemon begins to stop."""
         self._stop = stop
         self._service: Operable | None = None
-        self.metrics: Callable[[], bytes] | None = None
-        """Writes the answer to GET /metrics, where somebody can."""
 
     def attach(self, service: Operable | None) -> None:
         """Show a service that runs now, or, with None, that there is none any more."""

@@ -15,9 +15,10 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ramakv import codec
-from ramakv.errors import EventError, InternalError, NotFoundError, RamakvError
+from ramakv.errors import EventError, InternalError, RamakvError
 from ramakv.web.admin import Admin
 from ramakv.web.gate import Gate
+from ramakv.web.metrics import render
 
 log = structlog.get_logger("ramakv.admin")
 
@@ -70,9 +71,8 @@ def create_admin_app(admin: Admin, gate: Gate) -> QuartTrio:
     @app.get("/metrics")
     async def metrics() -> Response:
         gate.check_reading(request.scope["headers"])
-        if admin.metrics is None:
-            raise NotFoundError("no metrics are kept here")
-        return Response(admin.metrics(), content_type="text/plain; version=0.0.4; charset=utf-8")
+        body, content_type = await render(admin.service, request.headers.get("Accept", ""))
+        return Response(body, content_type=content_type)
 
     return app
 

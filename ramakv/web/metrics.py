@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -21,10 +21,9 @@ from prometheus_client.metrics_core import Metric
 from ramakv import __version__
 from ramakv.actors.backend import BackendActor
 from ramakv.actors.journal import Journal
-from ramakv.actors.refcount import RefcountActor
-from ramakv.actors.router import Router
 from ramakv.core.breaker import BreakerState
-from ramakv.core.tallies import EventTallies, Histogram, HotTallies
+from ramakv.core.tallies import EventTallies, Histogram
+from ramakv.web.admin import Operable
 
 OUTCOMES = {
     200: "ok",
@@ -55,35 +54,7 @@ Figures = Mapping[tuple[str, ...], float]
 """Values by their labels' values."""
 
 
-class Observed(Protocol):
-    """The running service, as far as its figures go."""
-
-    @property
-    def router(self) -> Router:
-        """Counts sessions."""
-
-    @property
-    def refcount(self) -> RefcountActor:
-        """Counts references and evictions."""
-
-    @property
-    def backend(self) -> BackendActor:
-        """Counts calls and prefetches."""
-
-    @property
-    def journal(self) -> Journal:
-        """Counts commits."""
-
-    @property
-    def answered(self) -> EventTallies:
-        """What became of events."""
-
-    @property
-    def hot(self) -> HotTallies | None:
-        """How often chunks were hot; None where nobody can tell."""
-
-
-async def render(daemon: Observed, accept: str = "") -> tuple[bytes, str]:
+async def render(daemon: Operable, accept: str = "") -> tuple[bytes, str]:
     """Write all figures; returns the body and its content type.
 
     `accept` is the request's header: OpenMetrics where that is asked for, else the text format.
@@ -98,7 +69,7 @@ async def render(daemon: Observed, accept: str = "") -> tuple[bytes, str]:
 class _Snapshot:
     """All metrics, as the encoders ask for them."""
 
-    daemon: Observed
+    daemon: Operable
     spread: Counter[int]
 
     def collect(self) -> Iterator[Metric]:
@@ -141,7 +112,7 @@ def _events(tallies: EventTallies) -> Iterator[Metric]:
     )
 
 
-def _sessions(daemon: Observed) -> Iterator[Metric]:
+def _sessions(daemon: Operable) -> Iterator[Metric]:
     router, found = daemon.router, daemon.router.statistics()
     yield _gauge(
         "ramakv_sessions",
@@ -187,7 +158,7 @@ def _chunks(spread: Counter[int]) -> Iterator[Metric]:
     yield _gauge("ramakv_chunks", "Chunks by how many references they have.", found, "references")
 
 
-def _evictions(daemon: Observed) -> Iterator[Metric]:
+def _evictions(daemon: Operable) -> Iterator[Metric]:
     tallies, found = daemon.refcount.evictions, daemon.refcount.statistics()
     yield _counter(
         "ramakv_evictions_queued_total",
@@ -221,7 +192,7 @@ def _evictions(daemon: Observed) -> Iterator[Metric]:
     )
 
 
-def _prefetches(daemon: Observed) -> Iterator[Metric]:
+def _prefetches(daemon: Operable) -> Iterator[Metric]:
     tallies = daemon.backend.prefetches
     yield _counter(
         "ramakv_prefetches_total",
