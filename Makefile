@@ -93,7 +93,8 @@ $(BENCH_STAMP): requirements/bench.txt | install
 
 lock:  ## write requirements/lock.txt and bench.txt anew (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
-	    --python-version 3.11 --group dev pyproject.toml --output-file requirements/lock.txt
+	    --python-version 3.11 --group dev --extra otel pyproject.toml \
+	    --output-file requirements/lock.txt
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group pyproject.toml:bench -c requirements/lock.txt \
 	    --output-file requirements/bench.txt

@@ -126,6 +126,13 @@ class Log(Section, frozen=True):
     format: Literal["auto", "console", "json"] = "auto"
 
 
+class Tracing(Section, frozen=True):
+    """OpenTelemetry traces; they need the extra: `pip install ramakv[otel]`."""
+
+    enabled: bool = False
+    otlp_endpoint: str = ""
+
+
 class Embedded(Section, frozen=True):
     """The embedded engine: its tiers, its KV cache, which LMCache it is like, and its faults."""
 
@@ -170,6 +177,7 @@ class Config(Section, frozen=True):
     admin: Admin = msgspec.field(default_factory=Admin)
     tls: Tls = msgspec.field(default_factory=Tls)
     log: Log = msgspec.field(default_factory=Log)
+    tracing: Tracing = msgspec.field(default_factory=Tracing)
     embedded: Embedded = msgspec.field(default_factory=Embedded)
 
     @property

@@ -150,6 +150,11 @@ def _refuse_impossible_values(config: Config) -> None:
         valid = False
     if not valid or url.query or url.fragment:
         raise ConfigError(f"lmcache_url: expected http://host:port, got {config.lmcache_url!r}")
+    endpoint = config.tracing.otlp_endpoint
+    if endpoint and not _is_web_address(endpoint):
+        raise ConfigError(
+            f"tracing.otlp_endpoint: expected http://host:port, or https, got {endpoint!r}"
+        )
     if config.backend.retry_base_seconds > config.backend.retry_max_seconds:
         raise ConfigError(
             "backend.retry_base_seconds: must not be above backend.retry_max_seconds "
@@ -169,6 +174,14 @@ def _refuse_impossible_values(config: Config) -> None:
             raise ConfigError(
                 f"tls.{given}_file is set and tls.{missing}_file is not: set both, or none"
             )
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
 
 
 def _check_listen_addrs(config: Config) -> None:

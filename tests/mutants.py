@@ -61,8 +61,8 @@ MUTANTS = (
                 "forgotten=(), generation=0, scope=step.scope)\n",
             ),
             (
-                "released=step.release,\n            forgotten",
-                "released=(),\n            forgotten",
+                "released=step.release,\n                forgotten",
+                "released=(),\n                forgotten",
             ),
         ],
     ),

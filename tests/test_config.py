@@ -94,6 +94,8 @@ def test_file_then_environment_then_command_line(tmp_path: Path) -> None:
         ('[admin]\nlisten_addr = "127.0.0.1:6998"', "is where events are listened for"),
         ('lmcache_url = "localhost:6999"', "lmcache_url: expected http://host:port"),
         ('lmcache_url = "http://h:x"', "lmcache_url: expected http://host:port"),
+        ('[tracing]\notlp_endpoint = "localhost:4318"', "tracing.otlp_endpoint: expected http://"),
+        ('[tracing]\notlp_endpoint = "http://h:x"', "tracing.otlp_endpoint: expected http://"),
         ('session_store_path = ""', "session_store_path: must not be empty"),
         ('auth_token = "a"\nauth_token_file = "b"', "set one of them, not both"),
         ('auth_token_file = "/nowhere"', "auth_token_file: cannot read /nowhere"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -30,6 +29,7 @@ from ramakv.errors import (
     BackendUnavailableError,
 )
 from ramakv.lmcache.client import KVBackend, fresh_lookup_id
+from ramakv.tracing import Trace, current, joined, resumed
 
 log = structlog.get_logger("ramakv.backend")
 
@@ -51,6 +51,7 @@ class Prefetch:
     lookup_id: str
     deadline: float
     accepted: Reply[bool]
+    trace: Trace | None = None
 
 
 class BackendActor:
@@ -129,7 +130,7 @@ class BackendActor:
             accepted.set(False)
             return accepted
         deadline = now + self._config.prefetch_deadline_seconds
-        job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted)
+        job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted, current())
         self._lane.append(job)
         self._caretaker.sent(len(chunks))
         # From here on: an evict that is due must not overtake it, and then be undone by it.
@@ -302,7 +303,8 @@ class BackendActor:
                     await trio.sleep_until(self._bucket.reserve(trio.current_time()))
                     self.calls += 1
                 part = job.chunks[start : start + size]
-                with self._timed("prefetch"):
+                trace = resumed(job.trace, "LMCache prefetch", is_call=True)
+                with trace, self.call_tallies["prefetch"].timed(trio.current_time):
                     await self._client.prefetch(part, lookup_id)
             accepted = True
             self.prefetches.accepted += 1
@@ -326,7 +328,9 @@ class BackendActor:
         chunks = list(batch.chunks)
         failure: BackendError | None = None
         try:
-            with self._timed("evict"):
+            released = self._journal.releases.of(batch.chunks.values())
+            trace = joined(released, "LMCache evict", is_call=True)
+            with trace, self.call_tallies["evict"].timed(trio.current_time):
                 await self._client.evict(chunks, self._locations[batch.scope])
         except BackendError as error:
             rejected = isinstance(error, BackendRejectedError)
@@ -351,17 +355,6 @@ class BackendActor:
             await self._diagnose(failure)
 
     # Judging LMCache ---------------------------------------------------------------------
-
-    @contextmanager
-    def _timed(self, call: str) -> Iterator[None]:
-        """Count one call, how it ended, and how long it took; unless it is cut off."""
-        tally, began = self.call_tallies[call], trio.current_time()
-        try:
-            yield
-        except BackendError as error:
-            tally.ended(error, trio.current_time() - began)
-            raise
-        tally.ended(None, trio.current_time() - began)
 
     def _answered(self) -> None:
         if self._breaker.success():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from ramakv.core.session import SessionState
 from ramakv.core.tallies import CommitTallies
 from ramakv.errors import StoreBusyError, StoreError, StoreFullError, StoreReadOnlyError
 from ramakv.store.store import Bookkeeping, SessionWrite, Store, Write
+from ramakv.tracing import Releases, Trace, current, joined
 
 log = structlog.get_logger("ramakv.journal")
 
@@ -41,6 +42,7 @@ class Commit:
 
     write: SessionWrite
     reply: Reply[int]
+    trace: Trace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +98,11 @@ class Journal:
         self.commits = 0
         self.transactions = 0
         self.tallies = CommitTallies()
+        self.releases = Releases()
 
     async def commit(self, write: SessionWrite, committed: Reply[int]) -> None:
         """Hand in a step; `committed` becomes its generation, or a StoreError: nothing changed."""
-        await self._mailbox.put(Commit(write, committed))
+        await self._mailbox.put(Commit(write, committed, current()))
 
     async def load(self, session_id: str) -> SessionState:
         """Read a session. Raises StoreError."""
@@ -185,7 +188,10 @@ class Journal:
         writes: list[Write] = [*self._books.writes(), *(commit.write for commit in commits)]
         began = trio.current_time()
         try:
-            generation = await self._call(self._store.commit, writes)
+            with joined((commit.trace for commit in commits), "transaction") as trace:
+                generation = await self._call(self._store.commit, writes)
+                if trace is not None:
+                    self._note(trace, generation, commits)
         except StoreError as error:
             await self._write_one_by_one(commits, error)
             self._books.postpone(trio.current_time())
@@ -194,6 +200,11 @@ class Journal:
         self._books = _Books()
         for commit in commits:
             commit.reply.set(generation)
+
+    def _note(self, trace: Trace, generation: int, commits: Sequence[Commit]) -> None:
+        trace.note({"ramakv.generation": generation, "ramakv.commits": len(commits)})
+        released = [commit.trace for commit in commits if commit.trace and commit.write.outbox]
+        self.releases.add(generation, released)
 
     async def _write_one_by_one(self, commits: list[Commit], error: StoreError) -> None:
         """Find out which writes of a failed group cannot be made; the others must not suffer."""

@@ -9,6 +9,7 @@ from ramakv.actors.mailbox import Reply
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import Fork, SessionState
 from ramakv.store.store import ParentsFork
+from ramakv.tracing import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Ask:
 
     request: Request
     reply: Reply[Outcome] = field(default_factory=Reply)
+    trace: Trace | None = None
     begun: bool = False
     _withdrawn: bool = False
 

@@ -38,6 +38,7 @@ from ramakv.core.session import SessionState, Status
 from ramakv.errors import InternalError, NotFoundError, RamakvError, UnavailableError
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import ParentsFork
+from ramakv.tracing import current
 
 log = structlog.get_logger("ramakv.router")
 
@@ -112,8 +113,7 @@ class Router:
     @property
     def unfinished(self) -> int:
         """Requests that wait for their session, or are under way in it."""
-        actors = (place.actor for place in self._awake_places.values())
-        return sum(actor.unfinished for actor in actors if actor is not None)
+        return sum(place.actor.unfinished for place in self._awake_places.values() if place.actor)
 
     async def handle(self, event: events.SessionEvent) -> events.Data:
         """Have an event applied and return what it is answered with.
@@ -214,7 +214,7 @@ class Router:
 
     async def _ask(self, session_id: str, request: Request) -> Outcome:
         """Ask a session, for the event's time at most: what has not begun then, never will."""
-        ask = Ask(request, Reply())
+        ask = Ask(request, Reply(), current())
         self._post(session_id, ask)
         watched = self._patience.watch(session_id, ask)
         try:
@@ -224,7 +224,7 @@ class Router:
 
     async def _deliver(self, session_id: str, request: Request) -> None:
         """Ask a session something that is durable already: it may take its time, but not fail."""
-        ask = Ask(request, Reply())
+        ask = Ask(request, Reply(), current())
         while True:
             try:
                 await self._awake(session_id, request).deliver(ask)

@@ -38,6 +38,7 @@ from ramakv.errors import (
     TooLargeError,
 )
 from ramakv.store.store import Bookkeeping, ParentsFork, Reopened
+from ramakv.tracing import make_current, resumed
 
 log = structlog.get_logger("ramakv.session")
 
@@ -98,6 +99,7 @@ class SessionActor:
 
     async def run(self) -> None:
         """Serve the mailbox until it is closed."""
+        make_current(None)  # not the trace of the event that woke it
         if self._state is None:
             try:
                 self._adopt_state(await self._around.journal.load(self.session_id))
@@ -108,7 +110,9 @@ class SessionActor:
             if ask.begin():
                 self._current = ask
                 try:
-                    ask.reply.set(await self._handle(ask.request))
+                    with resumed(ask.trace, "session"):
+                        outcome = await self._handle(ask.request)
+                    ask.reply.set(outcome)
                 except RamakvError as error:
                     ask.reply.fail(error)
                 self._current = None

@@ -12,6 +12,7 @@ from ramakv.actors.surroundings import Surroundings
 from ramakv.core.session import SessionState, Step
 from ramakv.errors import StoreError
 from ramakv.store.store import ParentsFork, SessionWrite
+from ramakv.tracing import span
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +51,8 @@ class Steps:
             before, step.next, step.outbox, step.scope, around.now_ms(), parents_fork, is_event
         )
         pending = _Pending(step, owner)
-        await around.refcount.acquire(owner, step.acquire, step.release)
+        with span("acquire"):
+            await around.refcount.acquire(owner, step.acquire, step.release)
         self._pending = pending
         await around.journal.commit(write, pending.committed)
         pending.sent = True
@@ -60,21 +62,25 @@ class Steps:
         """Wait for the commit of a step, and act on how it went."""
         step, refcount = pending.step, self._around.refcount
         try:
-            generation = await pending.committed.wait()
+            with span("commit") as trace:
+                generation = await pending.committed.wait()
+                if trace is not None:
+                    trace.note({"ramakv.generation": generation})
         except StoreError:
             self._pending = None
             await refcount.undo(pending.owner, step.acquire, step.release)
             raise
         self._adopt(step.next)
         self._pending = None
-        return await refcount.settle(
-            pending.owner,
-            acquired=step.acquire,
-            released=step.release,
-            forgotten=step.forget,
-            generation=generation,
-            scope=step.scope,
-        )
+        with span("settle"):
+            return await refcount.settle(
+                pending.owner,
+                acquired=step.acquire,
+                released=step.release,
+                forgotten=step.forget,
+                generation=generation,
+                scope=step.scope,
+            )
 
     async def recover(self) -> None:
         """Leave the counts right after a crash: finish the step that was under way, or undo it."""

@@ -9,9 +9,10 @@ import signal
 import sqlite3
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
@@ -21,11 +22,16 @@ from ramakv.config import Config
 from ramakv.config_file import load_config
 from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
-from ramakv.service import open_service
+from ramakv.service import Service, open_service
 from ramakv.web.access import Access
 from ramakv.web.admin_server import open_admin_sockets, serving_admin
 from ramakv.web.event_app import create_event_app
 from ramakv.web.server import close_sockets, open_sockets, serve_http, socket_urls
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIFramework
+
+    from ramakv.otel import Traces
 
 log = structlog.get_logger("ramakv")
 
@@ -76,6 +82,7 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
         opened.callback(close_sockets, sockets)
         admin_sockets = open_admin_sockets(config)
         opened.callback(close_sockets, admin_sockets)
+        traces = opened.enter_context(_exporting_traces(config))
         pages = socket_urls(admin_sockets, https=config.admin_is_https)
         log.info(
             "ramakv starts",
@@ -91,7 +98,7 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
             with trio.CancelScope() as drain:
                 async with open_service(config) as service:
                     admin.attach(service)
-                    app = create_event_app(service, config, access.bearer, service.answered)
+                    app = _create_app(service, config, access, traces)
                     tls = access.tls if config.is_https else None
                     serve_events = partial(
                         serve_http, app, sockets, limits=config.limits, stop=stop, tls=tls
@@ -108,6 +115,36 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
                     "draining took too long and was cut; everything acknowledged is on disk",
                     drain_timeout_seconds=config.limits.drain_timeout_seconds,
                 )
+
+
+def _create_app(
+    service: Service, config: Config, access: Access, traces: Traces | None
+) -> ASGIFramework:
+    if traces is None:
+        return create_event_app(service, config, access.bearer, service.answered)
+    from ramakv.web.traced import TracedApp, TracedHandler
+
+    handler = TracedHandler(service)
+    return TracedApp(create_event_app(handler, config, access.bearer, service.answered), traces)
+
+
+@contextmanager
+def _exporting_traces(config: Config) -> Iterator[Traces | None]:
+    """Export traces until the block ends, where that is wanted. Raises ConfigError."""
+    if not config.tracing.enabled:
+        yield None
+        return
+    try:
+        from ramakv.otel import open_traces
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.enabled: {error.name} is not installed; pip install 'ramakv[otel]'"
+        ) from error
+    traces = open_traces(config.tracing)
+    try:
+        yield traces
+    finally:
+        traces.close()
 
 
 async def _stop_on_signal(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ramakv.errors import BackendError, BackendTimeoutError, BackendUnavailableError
@@ -98,8 +99,18 @@ class CallTally:
     unavailable: int = 0
     seconds: Histogram = field(default_factory=Histogram)
 
-    def ended(self, error: BackendError | None, seconds: float) -> None:
-        """Count one call."""
+    @contextmanager
+    def timed(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Count a call, how it ended, and how long it took; unless it is cut off."""
+        began = clock()
+        try:
+            yield
+        except BackendError as error:
+            self._ended(error, clock() - began)
+            raise
+        self._ended(None, clock() - began)
+
+    def _ended(self, error: BackendError | None, seconds: float) -> None:
         match error:
             case None:
                 self.ok += 1

@@ -23,6 +23,7 @@ from ramakv.errors import (
     BackendUnavailableError,
     BackendUnsupportedError,
 )
+from ramakv.tracing import current
 
 T = TypeVar("T")
 
@@ -149,7 +150,10 @@ class Caller:
         """Return whatever answer comes; raise BackendUnavailableError where none does."""
         seconds = self._call_timeout_seconds
         content = None if body is None else msgspec.json.encode(body)
-        headers = None if body is None else _JSON_HEADERS
+        headers = {} if body is None else _JSON_HEADERS
+        if (trace := current()) is not None:
+            headers = {**headers, **trace.headers()}
+            trace.note({"http.request.method": method, "url.path": path})
         try:
             # httpx's own timeouts are per read: a byte now and then would keep a call for ever.
             with trio.fail_after(seconds):
@@ -164,6 +168,8 @@ class Caller:
             ) from error
         except httpx.HTTPError as error:
             raise BackendUnavailableError(f"{path}: {error or type(error).__name__}") from error
+        if trace is not None:
+            trace.note({"http.response.status_code": response.status_code})
         return Reply(path, response.status_code, response.content)
 
     async def _ask(
