@@ -19,14 +19,22 @@
     │   ├── StoreReadOnlyError    the file or its folder cannot be written
     │   ├── StoreFormatError      not a database, damaged, or written by a newer ramakv
     │   └── StoreIOError          the disk failed
-    └── BackendError              LMCache did not do it; what it said is in the attributes
-        ├── BackendUnavailableError  unreachable, too slow, or answering 5xx: try later
-        │   ├── BackendUnsupportedError  this port, or this version, has no such thing
-        │   └── BackendTimeoutError      no answer in time
-        └── BackendRejectedError     it answered, and refused this very call
+    ├── BackendError              LMCache did not do it; what it said is in the attributes
+    │   ├── BackendUnavailableError  unreachable, too slow, or answering 5xx: try later
+    │   │   ├── BackendUnsupportedError  this port, or this version, has no such thing
+    │   │   └── BackendTimeoutError      no answer in time
+    │   └── BackendRejectedError     it answered, and refused this very call
+    └── ClientError               `ramakv.client`: an event did not come through
+        ├── EventInvalidError        not sent, for the contract does not allow it
+        ├── EventRefusedError        the daemon answered, and refused it
+        ├── EventDroppedError        given up: the queue was full, or the client closed
+        │   └── EventSkippedError       it would have done nothing good any more
+        ├── DaemonUnavailableError   unreachable, or answering 503: nothing was changed
+        ├── OutcomeUnknownError      sent, and no answer came: it may have been applied
+        └── AnswerTimeoutError       no answer yet; the event still waits for its turn
 
 Errors of libraries are mapped once, where they enter: `store.py` for SQLite,
-`lmcache/transport.py` for HTTP, `web/` for what a client sent.
+`lmcache/transport.py` and `client/transport.py` for HTTP, `web/` for what a client sent.
 """
 
 from __future__ import annotations
@@ -179,6 +187,44 @@ class BackendUnsupportedError(BackendUnavailableError):
 
 class BackendRejectedError(BackendError):
     """LMCache answered and refused this very call: some of its hashes are not to its liking."""
+
+
+class ClientError(RamakvError):
+    """An event did not come through the client, or not yet."""
+
+
+class EventInvalidError(ClientError):
+    """The event is not what the contract asks for, and was not sent."""
+
+
+class EventRefusedError(ClientError):
+    """The daemon answered, and refused the event; `status` is the answer's HTTP status."""
+
+    status: int
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EventDroppedError(ClientError):
+    """The event was given up: the queue was full, or the client closed before its turn came."""
+
+
+class EventSkippedError(EventDroppedError):
+    """The event was not sent because its moment was over. Nothing is lost with it."""
+
+
+class DaemonUnavailableError(ClientError):
+    """The daemon cannot be reached, is overloaded or stops. The event changed nothing."""
+
+
+class OutcomeUnknownError(ClientError):
+    """The event was sent and no answer came: it may have been applied, or not."""
+
+
+class AnswerTimeoutError(ClientError):
+    """No answer came in the time that the caller waits. The event is still on its way."""
 
 
 def first_error(error: BaseException) -> BaseException:
