@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle bench bench-quick
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick
 
 install: $(STAMP)
 
@@ -76,6 +76,19 @@ overload: install  ## give the daemon more than it can bear, for SECONDS=60, and
 idle: install  ## what 5,000 idle connections cost
 	$(BIN)/python -m tests.hostile.idle --connections $(or $(CONNECTIONS),5000)
 
+OPENAPI_VENV  := .venv-openapi
+OPENAPI_STAMP := $(OPENAPI_VENV)/.installed
+
+test-openapi: install $(OPENAPI_STAMP)  ## check docs/openapi.json, and have schemathesis play it
+	$(OPENAPI_VENV)/bin/openapi-spec-validator docs/openapi.json
+	$(BIN)/python -m tests.openapi_live --schemathesis $(OPENAPI_VENV)/bin/schemathesis
+
+$(OPENAPI_STAMP): requirements/openapi.txt | install
+	$(BIN)/python -m venv $(OPENAPI_VENV)
+	$(OPENAPI_VENV)/bin/pip --quiet --disable-pip-version-check install --require-hashes \
+	    -r requirements/openapi.txt
+	touch $(OPENAPI_STAMP)
+
 mutants: install  ## break ramakv on purpose, one way at a time, and see that tests notice
 	$(BIN)/python -m tests.mutants
 
@@ -91,13 +104,18 @@ $(BENCH_STAMP): requirements/bench.txt | install
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	touch $(BENCH_STAMP)
 
-lock:  ## write requirements/lock.txt and bench.txt anew (needs uv)
+lock:  ## write the files in requirements/ anew, but for fuzz and lmcache-real (needs uv)
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group dev --extra otel pyproject.toml \
 	    --output-file requirements/lock.txt
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group pyproject.toml:bench -c requirements/lock.txt \
 	    --output-file requirements/bench.txt
+	for group in openapi package; do \
+	    uv pip compile --universal --generate-hashes --no-header \
+	        --python-version 3.11 --group pyproject.toml:$$group -c requirements/lock.txt \
+	        --output-file requirements/$$group.txt || exit 1; \
+	done
 
 clean:
-	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) $(OPENAPI_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

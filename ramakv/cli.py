@@ -281,6 +281,14 @@ def store_check(file: Path, as_json: bool) -> None:
     sys.exit(check(file, as_json=as_json))
 
 
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI 3.1 document of both listeners, as JSON."""
+    from ramakv.commands.openapi import run
+
+    sys.exit(run())
+
+
 def serve_main() -> None:
     """Run `ram-a-kv`: the daemon, as the Rust daemon's documents start it."""
     main(["serve", *sys.argv[1:]], prog_name="ram-a-kv")
