@@ -191,7 +191,7 @@ async def _recover(
     sessions: list[StoredSession] = []
     while (found := await run_sync(next, slices, None)) is not None:
         for stored in found:
-            counts.load(stored.state.references)
+            counts.load(stored.state.active_map)
             for fork in stored.state.forks:
                 counts.load(fork.chunks)
             sessions.append(stored.without_maps())

@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "suspended sessions hold references again after a restart",
         "ramakv/service.py",
-        [("counts.load(stored.state.references)", "counts.load(set(stored.state.chunk_map))")],
+        [("counts.load(stored.state.active_map)", "counts.load(stored.state.chunk_map)")],
     ),
     Mutant(
         "a turn_start waits for LMCache as long as it takes",
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "an outbox row is deleted for a reference that may yet be undone",
         "ramakv/core/refcounts.py",
-        [("if self._counts.get(chunk, 0) > unsure:", "if self._counts.get(chunk, 0):")],
+        [("if self._counts.count(chunk) > unsure:", "if self._counts.count(chunk):")],
         tests="tests/test_refcounts.py",
     ),
     Mutant(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from ramakv.core.counting import Holds
 from ramakv.core.evictions import Batch, EvictionPolicy, EvictionQueue, Owed, Scope
 from ramakv.core.refcounts import RefCounts
 
@@ -31,6 +32,17 @@ def release(counts: RefCounts, *chunks: str, generation: int = 1, now: float = 0
     counts.settle(chunks, (), generation, Scope.RELEASE, now)
     counts.acquire((), chunks)
     counts.settle((), chunks, generation, Scope.RELEASE, now)
+
+
+def test_a_key_is_held_until_its_last_holder_lets_go() -> None:
+    holds: Holds[str] = Holds()
+    holds.hold("aba")  # what one holder lists twice, it holds once
+    holds.hold("bc")
+    assert (holds.as_dict(), len(holds)) == ({"a": 1, "b": 2, "c": 1}, 3)
+    assert [holds.let_go(key) for key in "bba"] == [1, 0, 0]
+    assert ("b" in holds, holds.count("b"), holds.as_dict()) == (False, 0, {"c": 1})
+    with pytest.raises(KeyError):
+        holds.let_go("a")
 
 
 def test_the_last_release_queues_a_chunk() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Collection, Iterable
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
@@ -23,3 +23,46 @@ def count_down_all(counts: Counter[K], keys: Iterable[K]) -> None:
     """Count each key once less. One that is not counted is a KeyError."""
     for key in keys:
         count_down(counts, key)
+
+
+class Holds(Generic[K]):
+    """How many hold each key, where there are millions and nearly all have one holder.
+
+    A set of what is held, and a count of the holders beyond the first: a set keeps the hashes of
+    its keys, and so fills in half the time of a dict of texts, which looks them up in each text.
+    """
+
+    __slots__ = ("_held", "_more")
+
+    def __init__(self) -> None:
+        self._held: set[K] = set()
+        self._more: Counter[K] = Counter()
+
+    def __len__(self) -> int:
+        """Keys that are held."""
+        return len(self._held)
+
+    def __contains__(self, key: K) -> bool:
+        """Whether somebody holds a key."""
+        return key in self._held
+
+    def count(self, key: K) -> int:
+        """How many hold a key."""
+        return (key in self._held) + self._more.get(key, 0)
+
+    def hold(self, keys: Collection[K]) -> None:
+        """Count one holder more of each of these; one that is listed twice counts once."""
+        if not self._held.isdisjoint(keys):
+            self._more.update({key for key in keys if key in self._held})
+        self._held.update(keys)
+
+    def let_go(self, key: K) -> int:
+        """Count one holder less; returns how many are left. A key nobody holds is a KeyError."""
+        if key in self._more:
+            return count_down(self._more, key) + 1
+        self._held.remove(key)
+        return 0
+
+    def as_dict(self) -> dict[K, int]:
+        """A copy of all counts."""
+        return {key: self.count(key) for key in self._held}

@@ -14,12 +14,12 @@ already; then the evict is owed again. Rows that wait for that decision are in `
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
-from ramakv.core.counting import count_down, count_down_all
+from ramakv.core.counting import Holds, count_down, count_down_all
 from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
 
 OutboxRow = tuple[ChunkHash, int]
@@ -45,7 +45,7 @@ class RefCounts:
     """Counts by chunk: sessions and forks that reference it, each once."""
 
     evictions: EvictionQueue
-    _counts: Counter[ChunkHash] = field(default_factory=Counter)
+    _counts: Holds[ChunkHash] = field(default_factory=Holds)
     _provisional: Counter[ChunkHash] = field(default_factory=Counter)
     _leaving: Counter[ChunkHash] = field(default_factory=Counter)
     _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class RefCounts:
 
     def count(self, chunk: ChunkHash) -> int:
         """References to a chunk, provisional ones included."""
-        return self._counts.get(chunk, 0)
+        return self._counts.count(chunk)
 
     def values(self) -> list[int]:
         """A copy of the counts alone."""
@@ -64,11 +64,11 @@ class RefCounts:
 
     def as_dict(self) -> dict[ChunkHash, int]:
         """A copy of all counts."""
-        return dict(self._counts)
+        return self._counts.as_dict()
 
-    def load(self, chunks: Iterable[ChunkHash]) -> None:
+    def load(self, chunks: Collection[ChunkHash]) -> None:
         """Count the durable references of one owner at start, each chunk once."""
-        self._counts.update(chunks)
+        self._counts.hold(chunks)
 
     def load_outbox(self, rows: Iterable[tuple[ChunkHash, Owed]], now: float) -> list[OutboxRow]:
         """Queue what is owed and unreferenced at start; return the rows that are not."""
@@ -81,11 +81,11 @@ class RefCounts:
         return obsolete
 
     def acquire(self, chunks: Sequence[ChunkHash], leaving: Iterable[ChunkHash] = ()) -> None:
-        """Reference chunks provisionally; an evict that waits is withdrawn.
+        """Reference distinct chunks provisionally; an evict that waits is withdrawn.
 
         `leaving` are chunks that the same commit will release.
         """
-        self._counts.update(chunks)
+        self._counts.hold(chunks)
         self._provisional.update(chunks)
         for chunk in chunks:
             if owed := self.evictions.withdraw(chunk):
@@ -112,7 +112,7 @@ class RefCounts:
             self._drop_if_durable(chunk, obsolete)
         owed, free = Owed(generation, scope), []
         for chunk in released:
-            if count_down(self._counts, chunk):
+            if self._counts.let_go(chunk):
                 self._owe(chunk, owed)
                 self._drop_if_durable(chunk, obsolete)
                 continue
@@ -135,7 +135,7 @@ class RefCounts:
         obsolete: list[OutboxRow] = []
         for chunk in acquired:
             count_down(self._provisional, chunk)
-            if count_down(self._counts, chunk) == 0 and (owed := self._owed.pop(chunk, None)):
+            if self._counts.let_go(chunk) == 0 and (owed := self._owed.pop(chunk, None)):
                 self.evictions.add(chunk, owed, now)
         for chunk in leaving:
             count_down(self._leaving, chunk)
@@ -222,5 +222,5 @@ class RefCounts:
         if chunk not in self._owed:
             return
         unsure = self._provisional.get(chunk, 0) + self._leaving.get(chunk, 0)
-        if self._counts.get(chunk, 0) > unsure:
+        if self._counts.count(chunk) > unsure:
             obsolete.append((chunk, self._owed.pop(chunk).generation))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
-from ramakv.core.chunks import ChunkMap
+from ramakv.core.chunks import ChunkMap, distinct
 from ramakv.core.evictions import Owed, Scope
 from ramakv.core.refcounts import OutboxRow
 from ramakv.core.session import Fork, SessionState, Status
@@ -86,12 +86,10 @@ class Recovery:
 
     def _session(self, row: Sequence[object]) -> StoredSession | None:
         try:
-            found = _stored_session(row, ())
+            return _stored_session(row, self._forks)
         except StoreFormatError as error:
             self._put_aside("sessions", "session_id, map_json", "rowid = ?", row[0], row[1], error)
             return None
-        forks = self._forks.get(found.state.session_id, ())
-        return StoredSession(replace(found.state, forks=tuple(forks)), found.updated_ms)
 
     def _rowless(self) -> list[StoredSession]:
         """Sessions without a row that have open forks, or were closed moments ago."""
@@ -116,7 +114,8 @@ class Recovery:
         ).fetchall()
         for fork_id, key, map_json, opened_ms in rows:
             try:
-                forks[_text(key)].append(Fork(fork_id, read_map(map_json), int(opened_ms)))
+                chunks = distinct(read_map(map_json))
+                forks[_text(key)].append(Fork(fork_id, chunks, int(opened_ms)))
             except (StoreFormatError, ValueError) as error:
                 self._put_aside("forks", "fork_id, map_json", "rowid = ?", fork_id, fork_id, error)
         return forks
@@ -178,12 +177,12 @@ def load_session(database: Database, session_id: str) -> SessionState:
         ).fetchall()
     shared: dict[str, str] = {}  # forks of one session name the same chunks again and again
     forks = tuple(
-        Fork(fork_id, tuple(shared.setdefault(chunk, chunk) for chunk in read_map(text)), opened)
+        Fork(fork_id, distinct(shared.setdefault(chunk, chunk) for chunk in read_map(text)), opened)
         for fork_id, text, opened in fork_rows
     )
     if row is None:
         return SessionState(session_id, forks=forks, closed_ms=closed[0] if closed else None)
-    return _stored_session(row, forks).state
+    return _stored_session(row, {session_id: forks}).state
 
 
 def unreadable_maps(connection: sqlite3.Connection, table: str) -> Iterator[tuple[str, str]]:
@@ -200,18 +199,19 @@ def unreadable_maps(connection: sqlite3.Connection, table: str) -> Iterator[tupl
                 yield _printable(row_key), str(error)
 
 
-def _stored_session(row: Sequence[object], forks: tuple[Fork, ...]) -> StoredSession:
-    _, session_id, map_json, turn_count, suspended, seq, updated_ms, pinned, closed_ms = row
+def _stored_session(row: Sequence[object], forks_of: Mapping[str, Sequence[Fork]]) -> StoredSession:
+    _, key, map_json, turn_count, suspended, seq, updated_ms, pinned, closed_ms = row
     if not isinstance(turn_count, int) or not isinstance(seq, int | None):
         raise StoreFormatError("turn_count or seq is not an integer")
+    session_id = _text(key)
     state = SessionState(
-        _text(session_id),
+        session_id,
         status=Status.SUSPENDED if suspended else Status.ACTIVE,
         chunk_map=read_map(map_json),
         turn_count=turn_count,
         seq=seq,
         pinned=bool(pinned),
-        forks=forks,
+        forks=tuple(forks_of.get(session_id, ())),
         closed_ms=closed_ms if isinstance(closed_ms, int) else None,
     )
     return StoredSession(state, updated_ms if isinstance(updated_ms, int) else 0)
