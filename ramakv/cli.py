@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def serve(config_path: str | None, backend: str | None, listen: str | None) -> N
     acknowledged is on disk. A second signal ends it at once. SIGHUP has the TLS
     certificate, its key and auth_token_file read anew.
     """
+    gc.disable()  # what a start makes, stays; `run` turns it on when that is there
     from ramakv.commands.serve import run
 
     overrides: dict[str, Any] = {}

@@ -108,6 +108,7 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
                         seconds = round(time.monotonic() - began, 3)
                         log.info("ready", seconds=seconds, page=pages[0] if pages else None)
                         gc.freeze()  # what is there now, stays: full collections skip it
+                        gc.enable()
                     drain.deadline = trio.current_time() + config.limits.drain_timeout_seconds
             admin.attach(None)
             if drain.cancelled_caught:
