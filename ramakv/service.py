@@ -36,7 +36,7 @@ from ramakv.store.store import Bookkeeping, Store
 
 log = structlog.get_logger("ramakv.service")
 
-RECOVERY_SLICE_SESSIONS = 500
+RECOVERY_SLICE_SESSIONS = 100
 REFCOUNT_MAILBOX_MAX = 1024
 
 
