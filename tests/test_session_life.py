@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,24 @@ async def test_an_idle_actor_is_passivated_and_comes_back_with_its_next_event(
         assert (await agent.turn_end("s", "b", "c"))["evicted_count"] == 0
         assert (await agent.send("session_fork_end", "s"))["evicted_count"] == 1
         assert agent.counts() == {"b": 1, "c": 1}
+
+
+async def test_an_actor_that_went_to_sleep_is_gone_without_the_garbage_collector(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        gc.disable()
+        try:
+            for _ in range(2):  # a new one, and one that was loaded from the store
+                await agent.turn_end("s", "a")
+                actor = agent.service.router._places["s"].actor
+                assert actor is not None
+                left = weakref.ref(actor)
+                del actor
+                await trio.sleep(100)
+                assert left() is None
+        finally:
+            gc.enable()
 
 
 async def test_an_unknown_session_leaves_nothing_behind(

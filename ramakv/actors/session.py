@@ -64,7 +64,7 @@ class SessionActor:
         self._state = state
         self._around = around
         self._current: Ask | None = None
-        self._steps = Steps(around, self._adopt_state)
+        self._steps = Steps(around)
         self._unfinished = 0
         self._prepared: set[int] = set()
 
@@ -357,7 +357,7 @@ class SessionActor:
         """Carry a step out; returns how many chunks were queued for eviction."""
         owner = owner or Owner("session", self.session_id)
         return await self._steps.carry_out(
-            self._known, step, owner, parents_fork, is_event=is_event
+            self._known, step, owner, parents_fork, self._adopt_state, is_event=is_event
         )
 
     def _adopt_state(self, state: SessionState) -> None:

@@ -21,16 +21,20 @@ class _Pending:
 
     step: Step
     owner: Owner
+    adopt: Callable[[SessionState], None]
     committed: Reply[int] = field(default_factory=Reply)
     sent: bool = False
 
 
 class Steps:
-    """Carries out one session's steps, one at a time: acquire, commit, adopt, settle."""
+    """Carries out one session's steps, one at a time: acquire, commit, adopt, settle.
 
-    def __init__(self, around: Surroundings, adopt: Callable[[SessionState], None]) -> None:
+    It knows its actor while a step is under way, and not for longer: an actor that went to
+    sleep would wait, map and all, for the garbage collector.
+    """
+
+    def __init__(self, around: Surroundings) -> None:
         self._around = around
-        self._adopt = adopt
         self._pending: _Pending | None = None
 
     async def carry_out(
@@ -39,6 +43,7 @@ class Steps:
         step: Step,
         owner: Owner,
         parents_fork: ParentsFork | None,
+        adopt: Callable[[SessionState], None],
         *,
         is_event: bool,
     ) -> int:
@@ -50,7 +55,7 @@ class Steps:
         write = SessionWrite(
             before, step.next, step.outbox, step.scope, around.now_ms(), parents_fork, is_event
         )
-        pending = _Pending(step, owner)
+        pending = _Pending(step, owner, adopt)
         with span("acquire"):
             await around.refcount.acquire(owner, step.acquire, step.release)
         self._pending = pending
@@ -70,7 +75,7 @@ class Steps:
             self._pending = None
             await refcount.undo(pending.owner, step.acquire, step.release)
             raise
-        self._adopt(step.next)
+        pending.adopt(step.next)
         self._pending = None
         with span("settle"):
             return await refcount.settle(
