@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -25,11 +26,25 @@ def distinct(hashes: Iterable[ChunkHash]) -> ChunkMap:
 
 
 def diff(old: ChunkMap, new: ChunkMap) -> Diff:
-    """Compare two maps as sets; the order of the result follows the maps."""
-    if old == new:
-        return Diff((), ())
-    before, after = dict.fromkeys(old), dict.fromkeys(new)
-    return Diff(
-        added=tuple([chunk for chunk in after if chunk not in before]),
-        removed=tuple([chunk for chunk in before if chunk not in after]),
-    )
+    """Compare two maps as sets; the order of the result follows the maps.
+
+    Hashes are chained, so two maps of a session begin alike: that part costs a comparison each,
+    and nothing is hashed for it.
+    """
+    alike = _alike(old, new)
+    before, after = dict.fromkeys(old[alike:]), dict.fromkeys(new[alike:])
+    added = [chunk for chunk in after if chunk not in before]
+    removed = [chunk for chunk in before if chunk not in after]
+    if not {*added, *removed}.isdisjoint(old[:alike]):  # listed again further on
+        kept = set(old[:alike])
+        added = [chunk for chunk in added if chunk not in kept]
+        removed = [chunk for chunk in removed if chunk not in kept]
+    return Diff(tuple(added), tuple(removed))
+
+
+def _alike(old: ChunkMap, new: ChunkMap) -> int:
+    """How many hashes two maps begin with in common."""
+    try:
+        return operator.indexOf(map(operator.ne, old, new), True)
+    except ValueError:
+        return min(len(old), len(new))
