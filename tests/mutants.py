@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "a new reference does not withdraw the evict that waits",
         "ramakv/core/refcounts.py",
-        [("if owed := self.evictions.withdraw(chunk):", "if owed := None:")],
+        [("self._owed.update(self.evictions.withdraw_all(chunks))", "pass")],
     ),
     Mutant(
         "an event is answered before its commit",

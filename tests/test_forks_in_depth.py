@@ -85,7 +85,7 @@ async def test_a_fork_goes_on_when_whoever_asked_goes_away(
                 await agent.send("session_fork", "parent", child_session_id="child")
         slow = 0.0
         await trio.sleep(5)
-        assert agent.service.refcount._counts._provisional == {}
+        assert not agent.service.refcount._counts._provisional
         assert agent.counts() == counts_of_rows(tmp_path) == {"a": 3}
         assert (await agent.send("session_fork_end", "parent"))["matched"]
         assert agent.counts() == counts_of_rows(tmp_path) == {"a": 2}

@@ -43,6 +43,17 @@ def test_a_key_is_held_until_its_last_holder_lets_go() -> None:
     assert ("b" in holds, holds.count("b"), holds.as_dict()) == (False, 0, {"c": 1})
     with pytest.raises(KeyError):
         holds.let_go("a")
+    with pytest.raises(KeyError):
+        holds.let_go_all("ca")
+
+
+@pytest.mark.parametrize("shared", ["", "b"])
+def test_many_are_let_go_at_once(shared: str) -> None:
+    holds: Holds[str] = Holds()
+    holds.hold("abc")
+    holds.hold(shared)
+    holds.let_go_all("ab")
+    assert holds.as_dict() == dict.fromkeys([*shared, "c"], 1)
 
 
 def test_the_last_release_queues_a_chunk() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from ramakv.actors.refcount import RefcountActor
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
 from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.counting import count_down_all
+from ramakv.core.counting import Holds
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
 from ramakv.core.tallies import CallTally, PrefetchTallies
@@ -88,7 +88,7 @@ class BackendActor:
         )
         self._breaker = Breaker(config.breaker_failures_max, config.breaker_open_seconds)
         self._lane: deque[Prefetch] = deque()
-        self._prefetching: Counter[ChunkHash] = Counter()
+        self._prefetching: Holds[ChunkHash] = Holds()
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
         self._caretaker = Caretaker(care, config.unconsumed_chunks_max)
@@ -134,7 +134,7 @@ class BackendActor:
         self._lane.append(job)
         self._caretaker.sent(len(chunks))
         # From here on: an evict that is due must not overtake it, and then be undone by it.
-        self._prefetching.update(chunks)
+        self._prefetching.hold(chunks)
         self.wake()
         return accepted
 
@@ -288,7 +288,7 @@ class BackendActor:
     def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
         if job.accepted.is_set:
             return
-        count_down_all(self._prefetching, job.chunks)
+        self._prefetching.let_go_all(job.chunks)
         job.accepted.set(accepted)
         self.wake()
 

@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
-
-
-def count_down(counts: Counter[K], key: K) -> int:
-    """Count a key once less; returns what is left. A key that is not counted is a KeyError."""
-    left = counts[key] - 1
-    if left > 0:
-        counts[key] = left
-    else:
-        counts.pop(key)  # Counter's own `del` is a Python call
-    return left
-
-
-def count_down_all(counts: Counter[K], keys: Iterable[K]) -> None:
-    """Count each key once less. One that is not counted is a KeyError."""
-    for key in keys:
-        count_down(counts, key)
 
 
 class Holds(Generic[K]):
@@ -42,7 +26,7 @@ class Holds(Generic[K]):
         """Keys that are held."""
         return len(self._held)
 
-    def __contains__(self, key: K) -> bool:
+    def __contains__(self, key: object) -> bool:
         """Whether somebody holds a key."""
         return key in self._held
 
@@ -58,10 +42,24 @@ class Holds(Generic[K]):
 
     def let_go(self, key: K) -> int:
         """Count one holder less; returns how many are left. A key nobody holds is a KeyError."""
-        if key in self._more:
-            return count_down(self._more, key) + 1
-        self._held.remove(key)
-        return 0
+        if not (more := self._more.get(key, 0)):
+            self._held.remove(key)
+        elif more > 1:
+            self._more[key] = more - 1
+        else:
+            self._more.pop(key)  # Counter's own `del` is a Python call
+        return more
+
+    def let_go_all(self, keys: Collection[K]) -> None:
+        """Count one holder less of each of these, which are distinct; else as `let_go`."""
+        if not self._more.keys().isdisjoint(keys):
+            for key in keys:
+                self.let_go(key)
+            return
+        before = len(self._held)
+        self._held.difference_update(keys)
+        if before - len(self._held) != len(keys):
+            raise KeyError("a key that nobody holds")
 
     def as_dict(self) -> dict[K, int]:
         """A copy of all counts."""

@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ramakv.core.chunks import ChunkHash
 from ramakv.core.pacing import backoff_seconds
@@ -114,12 +114,16 @@ class EvictionQueue:
 
     def add_all(self, chunks: Collection[ChunkHash], owed: Owed, now: float) -> None:
         """Let chunks wait that one commit released."""
-        fresh, entry = self._fresh[owed.scope], _Fresh(owed.generation, now)
         self.tallies.queued += len(chunks)
-        for chunk in chunks:
-            if self.withdraw(chunk):
-                self.tallies.superseded += 1
-            fresh[chunk] = entry
+        self.tallies.superseded += len(self.withdraw_all(chunks))
+        self._fresh[owed.scope].update(dict.fromkeys(chunks, _Fresh(owed.generation, now)))
+
+    def withdraw_all(self, chunks: Collection[ChunkHash]) -> dict[ChunkHash, Owed]:
+        """Take chunks back, those that wait: mostly none. Returns what each was owed."""
+        places: tuple[dict[ChunkHash, Any], ...] = (self._retry_of, *self._fresh.values())
+        if all(place.keys().isdisjoint(chunks) for place in places):
+            return {}
+        return {chunk: owed for chunk in chunks if (owed := self.withdraw(chunk))}
 
     def withdraw(self, chunk: ChunkHash) -> Owed | None:
         """Take a chunk back, unless its evict is in flight; returns what it was owed."""
@@ -212,7 +216,7 @@ class EvictionQueue:
             if entry.since < released_before
         ]
         waiting += [c for c, batch in self._retry_of.items() if batch.since < released_before]
-        forgiven = {chunk: owed for chunk in waiting if (owed := self.withdraw(chunk))}
+        forgiven = self.withdraw_all(waiting)
         self.tallies.forgiven += len(forgiven)
         return forgiven
 

@@ -13,13 +13,12 @@ already; then the evict is owed again. Rows that wait for that decision are in `
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ramakv.core.chunks import ChunkHash
-from ramakv.core.counting import Holds, count_down, count_down_all
+from ramakv.core.counting import Holds
 from ramakv.core.evictions import Batch, EvictionQueue, Owed, Scope
 
 OutboxRow = tuple[ChunkHash, int]
@@ -46,8 +45,8 @@ class RefCounts:
 
     evictions: EvictionQueue
     _counts: Holds[ChunkHash] = field(default_factory=Holds)
-    _provisional: Counter[ChunkHash] = field(default_factory=Counter)
-    _leaving: Counter[ChunkHash] = field(default_factory=Counter)
+    _provisional: Holds[ChunkHash] = field(default_factory=Holds)
+    _leaving: Holds[ChunkHash] = field(default_factory=Holds)
     _owed: dict[ChunkHash, Owed] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -80,23 +79,22 @@ class RefCounts:
                 self.evictions.add(chunk, owed, now)
         return obsolete
 
-    def acquire(self, chunks: Sequence[ChunkHash], leaving: Iterable[ChunkHash] = ()) -> None:
+    def acquire(self, chunks: Collection[ChunkHash], leaving: Collection[ChunkHash] = ()) -> None:
         """Reference distinct chunks provisionally; an evict that waits is withdrawn.
 
         `leaving` are chunks that the same commit will release.
         """
         self._counts.hold(chunks)
-        self._provisional.update(chunks)
-        for chunk in chunks:
-            if owed := self.evictions.withdraw(chunk):
-                self.evictions.tallies.withdrawn += 1
-                self._owed[chunk] = owed
-        self._leaving.update(leaving)
+        self._provisional.hold(chunks)
+        withdrawn = self.evictions.withdraw_all(chunks)
+        self.evictions.tallies.withdrawn += len(withdrawn)
+        self._owed.update(withdrawn)
+        self._leaving.hold(leaving)
 
     def settle(
         self,
-        acquired: Sequence[ChunkHash],
-        released: Sequence[ChunkHash],
+        acquired: Collection[ChunkHash],
+        released: Collection[ChunkHash],
         generation: int,
         scope: Scope,
         now: float,
@@ -106,8 +104,8 @@ class RefCounts:
         `generation` is that commit's, and so of the outbox rows of the released chunks.
         """
         obsolete: list[OutboxRow] = []
-        count_down_all(self._provisional, acquired)
-        count_down_all(self._leaving, released)
+        self._provisional.let_go_all(acquired)
+        self._leaving.let_go_all(released)
         for chunk in acquired if self._owed else ():
             self._drop_if_durable(chunk, obsolete)
         owed, free = Owed(generation, scope), []
@@ -134,11 +132,11 @@ class RefCounts:
         """
         obsolete: list[OutboxRow] = []
         for chunk in acquired:
-            count_down(self._provisional, chunk)
+            self._provisional.let_go(chunk)
             if self._counts.let_go(chunk) == 0 and (owed := self._owed.pop(chunk, None)):
                 self.evictions.add(chunk, owed, now)
         for chunk in leaving:
-            count_down(self._leaving, chunk)
+            self._leaving.let_go(chunk)
             self._drop_if_durable(chunk, obsolete)
         return obsolete
 
@@ -221,6 +219,6 @@ class RefCounts:
         """Let a row go if somebody holds the chunk, on disk, and is not about to let go."""
         if chunk not in self._owed:
             return
-        unsure = self._provisional.get(chunk, 0) + self._leaving.get(chunk, 0)
+        unsure = self._provisional.count(chunk) + self._leaving.count(chunk)
         if self._counts.count(chunk) > unsure:
             obsolete.append((chunk, self._owed.pop(chunk).generation))
