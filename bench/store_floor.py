@@ -13,9 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bench.measure import percentile
 from bench.workload import Workload

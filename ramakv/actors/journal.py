@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 import trio
+from msgspec import Struct
 
 from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.config import Store as StoreConfig
@@ -36,8 +37,7 @@ _PROOF_SECONDS = 5.0
 _BOOKS_OTHERS_KEPT = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """Make one step durable; the reply is the generation of its transaction."""
 
     write: SessionWrite
@@ -45,8 +45,7 @@ class Commit:
     trace: Trace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Read one session."""
 
     session_id: str

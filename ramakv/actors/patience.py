@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 import trio
+from msgspec import Struct
 
 from ramakv.actors.requests import Ask
 from ramakv.errors import UnavailableError
 
 
-@dataclass(slots=True, eq=False)
-class Watched:
+class Watched(Struct, eq=False):
     """An ask and its deadline."""
 
     deadline: float

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import structlog
 import trio
+from msgspec import Struct
 
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Mailbox, Reply
@@ -57,8 +58,7 @@ class Wakeable(Protocol):
         """Look again: an evict may be due, or may not wait for another any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Acquire:
+class Acquire(Struct, frozen=True):
     """Reference chunks, provisionally until `Settle` or `Undo`; others are about to be released."""
 
     owner: Owner
@@ -67,8 +67,7 @@ class Acquire:
     reply: Reply[None]
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(Struct, frozen=True):
     """A commit is durable: keep what it acquired, release what it removed.
 
     The reply is the number of chunks queued for eviction.
@@ -83,8 +82,7 @@ class Settle:
     reply: Reply[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
+class Undo(Struct, frozen=True):
     """A commit failed: take back what was acquired for it, and keep what was leaving."""
 
     owner: Owner

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from ramakv import events
 from ramakv.actors.mailbox import Reply
@@ -72,8 +74,7 @@ Request = (
 )
 
 
-@dataclass(slots=True, eq=False)
-class Ask:
+class Ask(Struct, eq=False):
     """One request and the slot for its outcome."""
 
     request: Request
@@ -93,8 +94,7 @@ class Ask:
         return self._withdrawn
 
 
-@dataclass(frozen=True, slots=True)
-class Prefetching:
+class Prefetching(Struct, frozen=True):
     """An answer that is complete when LMCache has taken the prefetch, or the bound has passed."""
 
     accepted: Reply[bool] | None

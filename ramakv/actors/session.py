@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import structlog
+from msgspec.structs import replace
 
 from ramakv import events
 from ramakv.actors.mailbox import Mailbox

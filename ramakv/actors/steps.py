@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ramakv.actors.mailbox import Reply
 from ramakv.actors.refcount import Owner
@@ -15,8 +16,7 @@ from ramakv.store.store import ParentsFork, SessionWrite
 from ramakv.tracing import span
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
+class _Pending(Struct, eq=False):
     """A step between its acquire and its settle."""
 
     step: Step

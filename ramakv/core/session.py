@@ -7,8 +7,10 @@ and release after it. The session actor carries steps out; this module decides t
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ramakv.core.chunks import ChunkMap, diff, distinct
 from ramakv.core.evictions import Scope
@@ -22,8 +24,7 @@ class Status(enum.IntEnum):
     SUSPENDED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(Struct, frozen=True):
     """References that a fork holds, whatever becomes of its parent."""
 
     fork_id: int
@@ -31,8 +32,7 @@ class Fork:
     opened_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionState:
+class SessionState(Struct, frozen=True):
     """All that a session actor owns. Immutable: a failed commit leaves the old one in place."""
 
     session_id: str
@@ -56,8 +56,7 @@ class SessionState:
         return self.chunk_map if self.status is Status.ACTIVE else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True):
     """A state and what leads to it: chunks to acquire before the commit, to release after it."""
 
     next: SessionState

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from ramakv.core.chunks import ChunkMap, distinct
 from ramakv.core.evictions import Owed, Scope

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.evictions import Owed, Scope
@@ -54,8 +55,7 @@ RETURNING chunk_hash, generation, scope
 _COUNT_DEAD = "SELECT count(*) FROM outbox WHERE dead_reason IS NOT NULL"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionWrite:
+class SessionWrite(Struct, frozen=True):
     """One step of one session: the state before and after, and what its outbox must remember."""
 
     before: SessionState
