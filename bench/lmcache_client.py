@@ -31,7 +31,8 @@ import trio
 from quart_trio import QuartTrio
 
 from ramakv.config import Embedded, Limits
-from ramakv.lmcache.client import LMCacheClient, fresh_lookup_id
+from ramakv.lmcache.backend import fresh_lookup_id
+from ramakv.lmcache.client import LMCacheClient
 from ramakv.lmcache.embedded.serving import serve_engine
 from ramakv.lmcache.operating import LMCacheOperator
 from ramakv.web.server import open_sockets, serve_http

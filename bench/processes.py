@@ -16,6 +16,8 @@ from pathlib import Path
 SERVER_CORE, LOAD_CORE = 0, 1
 READY_SECONDS_MAX = 120.0
 STOP_SECONDS_MAX = 30.0
+_NOT_INHERITED = ("RAMAKV_", "RAM_A_KV", "PYTHONDONTWRITEBYTECODE")
+"""The last has a start compile everything anew, which an installed daemon never does."""
 
 
 def on_core(core: int, command: Sequence[str]) -> list[str]:
@@ -43,7 +45,7 @@ def running(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the block ends."""
     # Nothing of the caller's own configuration may leak into what is measured.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("RAMAKV_", "RAM_A_KV"))}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     with log.open("ab") as output:
         process = subprocess.Popen(
             on_core(core, command),

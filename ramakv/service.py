@@ -28,8 +28,7 @@ from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status
 from ramakv.core.tallies import EventTallies, HotTallies
-from ramakv.lmcache.care import LMCacheCare
-from ramakv.lmcache.client import KVBackend, LMCacheClient, NoopBackend
+from ramakv.lmcache.backend import KVBackend, NoopBackend
 from ramakv.store.database import Database
 from ramakv.store.rows import StoredSession
 from ramakv.store.store import Bookkeeping, Store
@@ -219,10 +218,18 @@ async def _recover(
     return counts, sessions, obsolete
 
 
-def _care_for(client: KVBackend, config: Config) -> LMCacheCare | None:
+# What a daemon does not talk to, it does not load: httpx takes a tenth of an import.
+
+
+def _care_for(client: KVBackend, config: Config) -> Care | None:
     """A real LMCache needs looking after, and so does an engine that behaves like one."""
     well_behaved = config.backend_kind == "embedded" and config.embedded.behaviour == "documented"
-    if not isinstance(client, LMCacheClient) or well_behaved:
+    if config.backend_kind == "noop" or well_behaved:
+        return None
+    from ramakv.lmcache.care import LMCacheCare
+    from ramakv.lmcache.client import LMCacheClient
+
+    if not isinstance(client, LMCacheClient):
         return None
     seconds = config.backend.connect_timeout_seconds
     return LMCacheCare(client, config.lmcache_url, timeout_seconds=seconds)
@@ -233,9 +240,10 @@ async def _open_client(config: Config, run_sync: RunSync) -> AsyncIterator[KVBac
     if config.backend_kind == "noop":
         yield NoopBackend()
         return
+    from ramakv.lmcache.client import LMCacheClient
+
     async with AsyncExitStack() as stack:
         if config.backend_kind == "embedded":
-            # Here and not above: a daemon that talks to a real LMCache need not load any of it.
             from ramakv.web.engine_server import serving_engine
 
             url = urlsplit(config.lmcache_url)

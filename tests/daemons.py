@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import trio
 
-from ramakv.lmcache.client import KVBackend
+from ramakv.lmcache.backend import KVBackend
 from ramakv.service import Service, open_service
 from ramakv.web.event_app import create_event_app
 from ramakv.web.server import open_sockets, serve_http, socket_urls

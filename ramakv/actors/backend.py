@@ -28,7 +28,7 @@ from ramakv.errors import (
     BackendRejectedError,
     BackendUnavailableError,
 )
-from ramakv.lmcache.client import KVBackend, fresh_lookup_id
+from ramakv.lmcache.backend import KVBackend, fresh_lookup_id
 from ramakv.tracing import Trace, current, joined, resumed
 
 log = structlog.get_logger("ramakv.backend")

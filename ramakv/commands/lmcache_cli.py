@@ -293,7 +293,7 @@ def prefetch(hashes: Sequence[str], lookup_id: str | None) -> Call:
     Real LMCache holds the memory until a request with that id runs, or until a restart; the
     same id twice leaks.
     """
-    from ramakv.lmcache.client import fresh_lookup_id
+    from ramakv.lmcache.backend import fresh_lookup_id
 
     chunks = list(dict.fromkeys(hashes))
     return lambda target: target.memory_prefetch(chunks, lookup_id or fresh_lookup_id())
