@@ -11,13 +11,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import trio
 
 from ramakv.errors import BackendUnavailableError, ConfigError
-from ramakv.lmcache.embedded.files import Changed, Read, change_files, read_files, scan
+from ramakv.lmcache.embedded.files import Changed, ChunkFiles, Read
 from ramakv.lmcache.embedded.jobs import STOPPING, Change, Job
 from ramakv.lmcache.embedded.tiers import LruTier, TierStatistics, chunk_payload
 
@@ -65,15 +64,15 @@ class DiskTier:
 
     def __init__(
         self,
-        disk_dir: Path,
+        files: ChunkFiles,
         *,
         chunks_max: int,
         chunk_bytes: int,
         run_sync: RunSync,
         key: str = "embedded.disk_dir",
     ) -> None:
-        """Start with an empty index; `load_index` fills it from the files in `disk_dir`."""
-        self._disk_dir = disk_dir
+        """Start with an empty index; `load_index` fills it from what `files` hold."""
+        self._files = files
         self._key = key
         self._chunk_bytes = chunk_bytes
         self._run_sync = run_sync
@@ -100,16 +99,16 @@ class DiskTier:
         Raises ConfigError when the folder cannot be made or read.
         """
         try:
-            folder = await self._run_sync(partial(scan, self._disk_dir, self.chunks_max))
+            folder = await self._run_sync(partial(self._files.scan, self.chunks_max))
         except OSError as exc:
             reason = exc.strerror or str(exc)
-            raise ConfigError(f"{self._key}: {self._disk_dir}: {reason}") from exc
+            raise ConfigError(f"{self._key}: {self._files}: {reason}") from exc
         for file in folder.found:
             self._index.put(file.chunk_hash, _ChunkFile(file.payload_bytes))
         if folder.skipped:
             names = ", ".join(folder.skipped[:3])
             message = "skipped %d files in %s that hold no usable chunk, such as %s"
-            _log.warning(message, len(folder.skipped), self._disk_dir, names)
+            _log.warning(message, len(folder.skipped), self._files, names)
 
     async def run(self) -> None:
         """Do the jobs in the order asked, until `close` and then to the last."""
@@ -193,7 +192,7 @@ class DiskTier:
             return []
         wanted = tuple(chunk_hashes[: len(files)])
         job = Job[Read](
-            hops=(partial(read_files, self._disk_dir, wanted),),
+            hops=(partial(self._files.read, wanted),),
             adopt=lambda outcome: self._drop_unreadable(outcome, wanted, files),
             chunks=0,
         )
@@ -235,7 +234,7 @@ class DiskTier:
             *((chunk_hash, True) for chunk_hash in written),
         ]
         hops = [
-            partial(change_files, self._disk_dir, changes[i : i + CHUNKS_PER_HOP_MAX], payload_of)
+            partial(self._files.change, changes[i : i + CHUNKS_PER_HOP_MAX], payload_of)
             for i in range(0, len(changes), CHUNKS_PER_HOP_MAX)
         ]
         if not hops:
@@ -265,7 +264,7 @@ class DiskTier:
                 self._index.discard(chunk_hash)
         self._write_failures += len(outcome.failed)
         if outcome.failed and not self._writes_fail:  # a full disk would fill the log too
-            _log.warning("cannot write chunks to %s: %s", self._disk_dir, outcome.reason)
+            _log.warning("cannot write chunks to %s: %s", self._files, outcome.reason)
         if written:
             self._writes_fail = bool(outcome.failed)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import trio
@@ -27,6 +27,7 @@ from ramakv.lmcache.embedded.answers import (
     Stored,
 )
 from ramakv.lmcache.embedded.disk import DiskTier, RunSync
+from ramakv.lmcache.embedded.files import ChunkFiles, ChunkFolder
 from ramakv.lmcache.embedded.pinning import PinningHotTier, put_while_room
 from ramakv.lmcache.embedded.prefetches import Prefetches, Wanted, listed
 from ramakv.lmcache.embedded.reading import Reader
@@ -124,20 +125,28 @@ class Engine:
             missing=chunk_hashes[position:],
         )
 
+    def lookup(self, chunk_hashes: Sequence[str]) -> dict[str, int]:
+        """Say how many chunks each tier would give to a prefetch. Renews nothing."""
+        hot = self._hot_prefix(chunk_hashes)
+        found = dict.fromkeys(self.switches.locations, 0)
+        found[HOT_LOCATION] = hot
+        for run in self._reader.plan(chunk_hashes, hot):
+            found[run.location] = len(run.chunk_hashes)
+        return found
+
     def prefetch(self, chunk_hashes: Sequence[str], lookup_id: str | int) -> PrefetchStarted:
         """Begin to bring chunks up, and return at once.
 
-        Tier by tier: the hot tier's chunks are counted and renewed from the front to its first
-        miss; from there on, each other tier's chunks are loaded up to the first that it has
-        not. Raises BackendUnavailableError, with nothing changed, when too many prefetches are
-        in progress.
+        Tier by tier: the hot tier's chunks are counted from the front to its first miss, and
+        renewed from there back to the front, as LMCache does: a chunk is of no use without
+        those before it. From there on, each other tier's chunks are loaded up to the first that
+        it has not. Raises BackendUnavailableError, with nothing changed, when too many
+        prefetches are in progress.
         """
         if self._nursery.cancel_scope.cancel_called:
             raise BackendUnavailableError("the embedded engine is stopping")
         progress = self._progress
-        hot = 0
-        if self.switches.readable(HOT_LOCATION):
-            hot = sum(1 for _ in takewhile(self._hot.__contains__, chunk_hashes))
+        hot = self._hot_prefix(chunk_hashes)
         runs = self._reader.plan(chunk_hashes, hot)
         loaded = (chunk_hash for run in runs for chunk_hash in run.chunk_hashes)
         wanted = Wanted(loaded, lookup_id)
@@ -147,7 +156,7 @@ class Engine:
             progress.refused += 1
             raise BackendUnavailableError("too many prefetches in progress")
         self.on_chunks(chunk_hashes)
-        for chunk_hash in islice(chunk_hashes, hot):
+        for chunk_hash in reversed(chunk_hashes[:hot]):
             self._hot.renew(chunk_hash)
         self._hot.begin(lookup_id)
         self._hot.hold(lookup_id, chunk_hashes[:hot])
@@ -249,6 +258,12 @@ class Engine:
         in_progress = {wanted.lookup_id for wanted in self._progress.prefetches}
         return len(self._hot.holders() - in_progress)
 
+    def _hot_prefix(self, chunk_hashes: Sequence[str]) -> int:
+        """How many chunks, from the front, may be read from the hot tier."""
+        if not self.switches.readable(HOT_LOCATION):
+            return 0
+        return sum(1 for _ in takewhile(self._hot.__contains__, chunk_hashes))
+
     def _named_files(self, locations: Collection[str] | None) -> list[DiskTier]:
         return [
             tier
@@ -259,9 +274,15 @@ class Engine:
 
 @asynccontextmanager
 async def open_engine(
-    config: Embedded, *, disk_dir: Path, run_sync: RunSync = trio.to_thread.run_sync
+    config: Embedded,
+    *,
+    disk_dir: Path,
+    run_sync: RunSync = trio.to_thread.run_sync,
+    disk_files: ChunkFiles | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine over the chunk files in `disk_dir`, which is made if it is not there.
+
+    `disk_files` keep the disk tier's payloads in place of that folder.
 
     On leaving, prefetches are cancelled and waited for, and what was to be written is written;
     the files stay. When the block raises or is cancelled, the writes are given up as well.
@@ -270,7 +291,7 @@ async def open_engine(
     """
     files = {
         DISK_LOCATION: DiskTier(
-            disk_dir,
+            disk_files or ChunkFolder(disk_dir),
             chunks_max=config.disk_chunks_max,
             chunk_bytes=config.chunk_bytes,
             run_sync=run_sync,
@@ -278,7 +299,7 @@ async def open_engine(
     }
     if config.remote_dir:
         files[REMOTE_LOCATION] = DiskTier(
-            resolve_path(config.remote_dir),
+            ChunkFolder(resolve_path(config.remote_dir)),
             chunks_max=config.remote_chunks_max,
             chunk_bytes=config.chunk_bytes,
             run_sync=run_sync,

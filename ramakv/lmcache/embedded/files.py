@@ -1,4 +1,4 @@
-"""Chunk files: their format, and the blocking functions that scan, write and read them.
+"""Chunk files: their format, and the blocking calls that scan, write and read them.
 
 A file is named by the sha256 of its chunk hash, in hex. It holds, little-endian,
 
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Sequence
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _MAGIC = b"ramakv\x00\x01"
 _HEADER = struct.Struct("<8sII16s")
@@ -55,66 +55,95 @@ class Read(NamedTuple):
     reason: str
 
 
-def scan(disk_dir: Path, chunks_max: int) -> Scan:
-    """Make the folder if need be and look at the head of every file in it.
+class ChunkFiles(Protocol):
+    """Where a disk tier keeps its payloads. Each call blocks, and is made in the tier's thread."""
 
-    Of more than `chunks_max` chunks the oldest are removed, and so are temporary files that
-    were left behind. Nothing else is touched. Raises OSError when the folder cannot be made
-    or read.
-    """
-    disk_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found: list[FoundFile] = []
-    skipped: list[str] = []
-    with os.scandir(disk_dir) as entries:
-        for entry in entries:
-            if _TEMPORARY_NAME.fullmatch(entry.name):
-                _unlink(entry.path)
+    def scan(self, chunks_max: int) -> Scan:
+        """Say what is there, of at most so many chunks; make ready to change it.
+
+        Raises OSError when that cannot be.
+        """
+        ...
+
+    def change(
+        self, changes: Sequence[tuple[str, bool]], payload_of: Callable[[str], bytes]
+    ) -> Changed:
+        """Write (True) or remove (False) these chunks, in this order."""
+        ...
+
+    def read(self, chunk_hashes: Sequence[str]) -> Read:
+        """Read payloads up to the first that is no good, and remove that one."""
+        ...
+
+
+class ChunkFolder:
+    """A folder with a file for each chunk."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is touched before the first call."""
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def scan(self, chunks_max: int) -> Scan:
+        """Make the folder if need be and look at the head of every file in it.
+
+        Of more than `chunks_max` chunks the oldest are removed, and so are temporary files that
+        were left behind. Nothing else is touched. Raises OSError when the folder cannot be made
+        or read.
+        """
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found: list[FoundFile] = []
+        skipped: list[str] = []
+        with os.scandir(self._path) as entries:
+            for entry in entries:
+                if _TEMPORARY_NAME.fullmatch(entry.name):
+                    _unlink(entry.path)
+                    continue
+                try:
+                    found.append(_inspect(entry))
+                except (OSError, ValueError):
+                    skipped.append(entry.name)
+        found.sort()
+        for file in found[:-chunks_max]:
+            _unlink(chunk_path(self._path, file.chunk_hash))
+        return Scan(found[-chunks_max:], skipped)
+
+    def change(
+        self, changes: Sequence[tuple[str, bool]], payload_of: Callable[[str], bytes]
+    ) -> Changed:
+        """Write (True) or unlink (False) the files of these chunks, in this order."""
+        failed: list[str] = []
+        reason = ""
+        for chunk_hash, written in changes:
+            path = chunk_path(self._path, chunk_hash)
+            if not written:
+                _unlink(path)
                 continue
+            temporary = f"{path}.tmp"
             try:
-                found.append(_inspect(entry))
-            except (OSError, ValueError):
-                skipped.append(entry.name)
-    found.sort()
-    for file in found[:-chunks_max]:
-        _unlink(chunk_path(disk_dir, file.chunk_hash))
-    return Scan(found[-chunks_max:], skipped)
+                with open(temporary, "wb") as file:
+                    file.write(_encode(chunk_hash, payload_of(chunk_hash)))
+                os.replace(temporary, path)
+            except OSError as exc:
+                _unlink(temporary)
+                failed.append(chunk_hash)
+                reason = reason or str(exc)
+        return Changed(failed, reason)
 
-
-def change_files(
-    disk_dir: Path, changes: Sequence[tuple[str, bool]], payload_of: Callable[[str], bytes]
-) -> Changed:
-    """Write (True) or unlink (False) the files of these chunks, in this order."""
-    failed: list[str] = []
-    reason = ""
-    for chunk_hash, written in changes:
-        path = chunk_path(disk_dir, chunk_hash)
-        if not written:
-            _unlink(path)
-            continue
-        temporary = f"{path}.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                file.write(_encode(chunk_hash, payload_of(chunk_hash)))
-            os.replace(temporary, path)
-        except OSError as exc:
-            _unlink(temporary)
-            failed.append(chunk_hash)
-            reason = reason or str(exc)
-    return Changed(failed, reason)
-
-
-def read_files(disk_dir: Path, chunk_hashes: Sequence[str]) -> Read:
-    """Read and check payloads up to the first file that is no good, and unlink that one."""
-    payloads: list[bytes] = []
-    for chunk_hash in chunk_hashes:
-        path = chunk_path(disk_dir, chunk_hash)
-        try:
-            with open(path, "rb", buffering=0) as file:
-                payloads.append(_decode(file.readall(), chunk_hash))
-        except (OSError, ValueError) as exc:
-            _unlink(path)
-            return Read(payloads, f"{path}: {exc}")
-    return Read(payloads, "")
+    def read(self, chunk_hashes: Sequence[str]) -> Read:
+        """Read and check payloads up to the first file that is no good, and unlink that one."""
+        payloads: list[bytes] = []
+        for chunk_hash in chunk_hashes:
+            path = chunk_path(self._path, chunk_hash)
+            try:
+                with open(path, "rb", buffering=0) as file:
+                    payloads.append(_decode(file.readall(), chunk_hash))
+            except (OSError, ValueError) as exc:
+                _unlink(path)
+                return Read(payloads, f"{path}: {exc}")
+        return Read(payloads, "")
 
 
 def read_chunk_file(path: Path) -> tuple[str, bytes]:

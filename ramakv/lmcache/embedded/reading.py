@@ -106,10 +106,11 @@ class Reader:
             if not self._is_anywhere(part.location, chunk_hash):
                 break
             here.append(chunk_hash)
-        todo = [chunk_hash for chunk_hash in here if not self._hot.renew(chunk_hash)]
-        todo = [chunk_hash for chunk_hash in todo if chunk_hash in wanted.hashes]
+        todo = [c for c in here if c not in self._hot and c in wanted.hashes]
         if self._disk_lock.wedged:
             await trio.sleep_forever()
+        if not todo:
+            return len(here) == len(part.chunk_hashes)
         read = await self._read(Run(part.location, todo))
         try:
             loaded = self._put_wanted(todo, read, wanted)
