@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
+from bench.virtual_time import run_inline, wall_clock
 from ramakv import codec, events
 from ramakv.config import Config
 from ramakv.core.topology import Condition
@@ -82,12 +83,6 @@ class FakeLMCache:
 def outage(call: Call) -> BaseException:
     """A fault: LMCache cannot be reached."""
     return BackendUnavailableError("connection refused")
-
-
-async def run_inline(function: Callable[..., Any], *args: Any, limiter: object = None) -> Any:
-    """Stand in for a thread under the mock clock, which must not jump while a thread works."""
-    await trio.lowlevel.checkpoint()
-    return function(*args)
 
 
 class Agent:
@@ -160,7 +155,7 @@ async def open_agent(
         client=lmcache or FakeLMCache(),
         care=care,
         run_sync=run_inline,
-        wall_clock=lambda: 1_700_000_000.0 + trio.current_time(),
+        wall_clock=wall_clock,
         rng=random.Random(1),
     ) as service:
         yield Agent(service)

@@ -11,14 +11,12 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
-import structlog
 import trio
-from trio.testing import MockClock
 
+from bench import virtual_time
 from ramakv.errors import StoreError
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.service import Service, open_service
@@ -33,7 +31,6 @@ from tests.simulation.history import History, Step
 from tests.simulation.judge import Judge, ObservedService
 from tests.simulation.points import FaultPoints
 
-EPOCH = 1_700_000_000.0
 HEALED_SECONDS = 120.0
 """Longer than any retry, breaker or late answer takes to come to its end."""
 DEADLOCK_SECONDS = 1e6
@@ -63,26 +60,10 @@ class Report:
 
 def play(history: History, folder: Path) -> Report:
     """Play a history from beginning to end, in an empty folder."""
-    structlog.configure(processors=[_drop])
-    try:
-        _seed_scheduler(history.seed)
-        simulation = Simulation(history, folder)
-        with simulation.files.installed() if history.touches_files else nullcontext():
-            trio.run(simulation.run, clock=MockClock(autojump_threshold=0))
-        return simulation.report()
-    finally:
-        structlog.reset_defaults()
-
-
-def _drop(*_: object) -> Any:
-    raise structlog.DropEvent
-
-
-def _seed_scheduler(seed: int) -> None:
-    """Have trio shuffle the tasks that are ready by this seed, and by nothing else."""
-    scheduler: Any = trio._core._run
-    scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
-    scheduler._r.seed(seed)
+    simulation = Simulation(history, folder)
+    with simulation.files.installed() if history.touches_files else nullcontext():
+        virtual_time.run(simulation.run, seed=history.seed)
+    return simulation.report()
 
 
 @dataclass
@@ -166,7 +147,7 @@ class Simulation:
                 client=client,
                 care=self._care,
                 run_sync=self._disk.run_sync,
-                wall_clock=lambda: EPOCH + trio.current_time(),
+                wall_clock=virtual_time.wall_clock,
                 rng=self._rng,
             ) as service,
         ):
