@@ -32,12 +32,17 @@ def draw(results: Results, folder: Path) -> dict[str, str]:
         canvas = Canvas(figsize=(11, 7), layout="constrained")
         if not plot(canvas, results):
             continue
-        canvas.suptitle(title)
-        for kind in ("png", "svg"):
-            metadata = {"Date": None} if kind == "svg" else None
-            canvas.savefig(folder / f"{name}.{kind}", metadata=metadata, dpi=110)
-        found[title] = (folder / f"{name}.svg").read_text()
+        found[title] = save(canvas, title, folder / name)
     return found
+
+
+def save(canvas: Canvas, title: str, path: Path) -> str:
+    """Write a plot as PNG and SVG, beside each other; returns the SVG."""
+    canvas.suptitle(title)
+    for kind in ("png", "svg"):
+        metadata = {"Date": None} if kind == "svg" else None
+        canvas.savefig(path.with_suffix(f".{kind}"), metadata=metadata, dpi=110)
+    return path.with_suffix(".svg").read_text()
 
 
 def _typical(figure: Figure) -> list[float]:

@@ -162,17 +162,22 @@ figure { margin: 2rem 0 } figure svg { max-width: 100%; height: auto }
 """
 
 
-def page(results: Results, plots: dict[str, str]) -> str:
-    """Return the report as one HTML page; `plots` are SVGs by title."""
-    body = MarkdownIt().enable("table").render(markdown(results))
+def html_page(title: str, text: str, plots: dict[str, str]) -> str:
+    """Return Markdown as one HTML page that needs no other file; `plots` are SVGs by title."""
+    body = MarkdownIt().enable("table").render(text)
     figures = "".join(
-        f"<figure><figcaption>{html.escape(title)}</figcaption>{svg[svg.index('<svg') :]}</figure>"
-        for title, svg in plots.items()
+        f"<figure><figcaption>{html.escape(name)}</figcaption>{svg[svg.index('<svg') :]}</figure>"
+        for name, svg in plots.items()
     )
     return (
-        '<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Benchmark of ramakv</title>'
-        f"<style>{_STYLE}</style>{body}<h2>Plots</h2>{figures}</html>\n"
+        '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style>{body}<h2>Plots</h2>{figures}</html>\n"
     )
+
+
+def page(results: Results, plots: dict[str, str]) -> str:
+    """Return the report as one HTML page; `plots` are SVGs by title."""
+    return html_page("Benchmark of ramakv", markdown(results), plots)
 
 
 def write(results: Results, folder: Path) -> None:

@@ -1,0 +1,65 @@
+"""Splits this thread's CPU time among daemon, engine and replay, which run in one loop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import trio
+
+Who = Literal["daemon", "engine", "replay"]
+
+_DAEMON = ("ramakv.actors.", "ramakv.service.")
+_ENGINE = ("ramakv.lmcache.embedded.",)
+
+
+class Meter(trio.abc.Instrument):
+    """Charges the time up to the end of a task's step to whoever that task belongs to.
+
+    What the loop needs to come to a step is charged with it. Within a step `counting` says
+    that somebody else is at work.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[Who] = Counter()
+        self._since = time.thread_time()
+        self._acting: dict[trio.lowlevel.Task, Who] = {}
+        self._known: dict[str, Who] = {}
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._charge(self._acting.get(task) or self._whose(task.name))
+
+    @contextmanager
+    def counting(self, who: Who) -> Iterator[None]:
+        """Charge what this task does in the block to `who`."""
+        task = trio.lowlevel.current_task()
+        before = self._acting.get(task)
+        self._charge(before or self._whose(task.name))
+        self._acting[task] = who
+        try:
+            yield
+        finally:
+            self._charge(who)
+            if before is None:
+                del self._acting[task]
+            else:
+                self._acting[task] = before
+
+    def _charge(self, who: Who) -> None:
+        now = time.thread_time()
+        self.seconds[who] += now - self._since
+        self._since = now
+
+    def _whose(self, name: str) -> Who:
+        known = self._known.get(name)
+        if known is None:
+            known = "replay"
+            if name.startswith(_DAEMON):
+                known = "daemon"
+            elif name.startswith(_ENGINE):
+                known = "engine"
+            self._known[name] = known
+        return known
