@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +41,22 @@ class NoFiles:
         return Read([b"."] * len(chunk_hashes), "")
 
 
+class NoBytes(Mapping[str, bytes]):
+    """A payload for any chunk, of one byte: nobody looks at it."""
+
+    def __getitem__(self, chunk_hash: str) -> bytes:
+        return b"."
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+
+_NO_BYTES = NoBytes()
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Where an arriving request's blocks were: each run ends at the tier's first miss."""
@@ -66,7 +82,7 @@ class ReplayEngine:
         found = self.engine.lookup(hashes)
         hot, disk = found[HOT_LOCATION], found[DISK_LOCATION]
         if hashes:
-            await self.engine.store(hashes[::-1])
+            await self.engine.store(hashes[::-1], _NO_BYTES)
         return Found(hot, disk, len(hashes) - hot - disk)
 
 

@@ -8,7 +8,7 @@ been put or removed since.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -86,6 +86,10 @@ class DiskTier:
 
     def __contains__(self, chunk_hash: object) -> bool:
         return chunk_hash in self._index
+
+    def prefix(self, chunk_hashes: Iterable[str]) -> int:
+        """Return how many of the chunks, from the front to the first miss, are here."""
+        return self._index.prefix(chunk_hashes)
 
     @property
     def chunks_max(self) -> int:

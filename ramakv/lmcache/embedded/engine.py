@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Container, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 
 import trio
@@ -262,7 +261,7 @@ class Engine:
         """How many chunks, from the front, may be read from the hot tier."""
         if not self.switches.readable(HOT_LOCATION):
             return 0
-        return sum(1 for _ in takewhile(self._hot.__contains__, chunk_hashes))
+        return self._hot.prefix(chunk_hashes)
 
     def _named_files(self, locations: Collection[str] | None) -> list[DiskTier]:
         return [

@@ -54,11 +54,11 @@ class Reader:
         for location, tier in self._files.items():
             if not self._switches.readable(location):
                 continue
-            start = position
-            while position < len(chunk_hashes) and chunk_hashes[position] in tier:
-                position += 1
-            if position > start:
-                runs.append(Run(location, tuple(dict.fromkeys(chunk_hashes[start:position]))))
+            here = tier.prefix(chunk_hashes[position:])
+            if here:
+                found = dict.fromkeys(chunk_hashes[position : position + here])
+                runs.append(Run(location, tuple(found)))
+                position += here
         return runs
 
     async def read_prefix(
@@ -88,16 +88,24 @@ class Reader:
     async def run_prefetch(self, runs: Sequence[Run], wanted: Wanted) -> None:
         """Bring up what `plan` said, except what `wanted` has lost by then."""
         with listed(self._progress.prefetches, wanted):
-            for part in self._parts(runs):
+            for part in self._parts(runs, wanted):
                 if not await self._prefetch_part(part, wanted):
                     break
                 wanted.hashes.difference_update(part.chunk_hashes)
         self._progress.finished += 1
 
-    def _parts(self, runs: Sequence[Run]) -> Iterator[Run]:
+    def _parts(self, runs: Sequence[Run], wanted: Wanted) -> Iterator[Run]:
+        """Yield what to bring up next, passing over what is hot at the head of it by then."""
         for location, chunk_hashes in runs:
-            for start in range(0, len(chunk_hashes), self._reads_per_hop):
-                yield Run(location, chunk_hashes[start : start + self._reads_per_hop])
+            start = 0
+            while start < len(chunk_hashes):
+                hot = self._hot.prefix(islice(chunk_hashes, start, None))
+                wanted.hashes.difference_update(chunk_hashes[start : start + hot])
+                start += hot
+                part = chunk_hashes[start : start + self._reads_per_hop]
+                if part:
+                    yield Run(location, part)
+                start += len(part)
 
     async def _prefetch_part(self, part: Run, wanted: Wanted) -> bool:
         """Bring up the next chunks of a prefetch. Return False where its prefix ends."""

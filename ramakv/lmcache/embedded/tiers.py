@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Set
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 import msgspec
@@ -73,6 +74,10 @@ class LruTier(Generic[V]):
         """Return the chunk's value, or None, and leave its recency alone."""
         return self._chunks.get(chunk_hash)
 
+    def prefix(self, chunk_hashes: Iterable[str]) -> int:
+        """Return how many of the chunks, from the front to the first miss, are here."""
+        return sum(1 for _ in takewhile(self._chunks.__contains__, chunk_hashes))
+
     def renew(self, chunk_hash: str) -> bool:
         """Make the chunk the most recently used one. Return whether it is here."""
         if chunk_hash not in self._chunks:
@@ -82,7 +87,8 @@ class LruTier(Generic[V]):
 
     def put(self, chunk_hash: str, value: V) -> str | None:
         """Hold the chunk as the most recently used one. Return the hash it displaced, if any."""
-        self.discard(chunk_hash)
+        if chunk_hash in self._chunks:
+            self.discard(chunk_hash)
         displaced = self._next_to_go() if self._is_full() else None
         if displaced is not None:
             self.discard(displaced)
