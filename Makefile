@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick bench-residency
 
 install: $(STAMP)
 
@@ -99,6 +99,15 @@ bench: $(BENCH_STAMP)  ## every figure beside its floor, and the targets: about 
 
 bench-quick: $(BENCH_STAMP)  ## the same in under two minutes, with fewer scenarios
 	$(BIN)/python -m bench run --quick $(BENCH_ARGS)
+
+TRACES ?= $(RAMAKV_TRACES)
+
+bench-residency: $(BENCH_STAMP)  ## replay each trace in the folder TRACES, in virtual time
+	@test -d "$(TRACES)" || { echo "name a folder of traces: make bench-residency TRACES=…"; exit 2; }
+	set -e; for trace in "$(TRACES)"/*.jsonl.gz; do \
+	    $(BIN)/python -m bench.residency "$$trace" \
+	        --out build/bench/residency/$$(basename "$$trace" .jsonl.gz) $(BENCH_ARGS); \
+	done
 
 $(BENCH_STAMP): requirements/bench.txt | install
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt

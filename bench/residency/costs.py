@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ramakv.commands.trace import DECODE_TOKENS_PER_SECOND
+
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """A served model and its machine."""
 
     name: str
+    machine: str
     kv_bytes_per_token: int
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
@@ -39,24 +42,30 @@ def kv_bytes_per_token(*, layers: int, kv_heads: int, head_size: int, value_byte
     return 2 * layers * kv_heads * head_size * value_bytes
 
 
+# Where each figure comes from is in bench/README.md.
+_DRIVE = 6.5e9
+_LINK = 55e9
+
 MODELS = {
     model.name: model
     for model in (
         CostModel(
             name="8b",
+            machine="Llama 3.1 8B, FP8, on one H100 with one drive",
             kv_bytes_per_token=kv_bytes_per_token(layers=32, kv_heads=8, head_size=128),
             prefill_tokens_per_second=20_000,
-            decode_tokens_per_second=60,
-            disk_bytes_per_second=6.8e9,
-            host_bytes_per_second=50e9,
+            decode_tokens_per_second=DECODE_TOKENS_PER_SECOND,
+            disk_bytes_per_second=_DRIVE,
+            host_bytes_per_second=_LINK,
         ),
         CostModel(
             name="70b",
+            machine="Llama 3.1 70B, FP8, on four H100 with a drive each",
             kv_bytes_per_token=kv_bytes_per_token(layers=80, kv_heads=8, head_size=128),
-            prefill_tokens_per_second=7_000,
-            decode_tokens_per_second=30,
-            disk_bytes_per_second=6.8e9,
-            host_bytes_per_second=4 * 50e9,
+            prefill_tokens_per_second=10_000,
+            decode_tokens_per_second=DECODE_TOKENS_PER_SECOND,
+            disk_bytes_per_second=4 * _DRIVE,
+            host_bytes_per_second=4 * _LINK,
         ),
     )
 }

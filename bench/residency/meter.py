@@ -17,19 +17,22 @@ _ENGINE = ("ramakv.lmcache.embedded.",)
 
 
 class Meter(trio.abc.Instrument):
-    """Charges the time up to the end of a task's step to whoever that task belongs to.
+    """Charges time to whoever the task belongs to that runs, until one of another runs.
 
-    What the loop needs to come to a step is charged with it. Within a step `counting` says
-    that somebody else is at work.
+    So what the loop needs to come to a step is charged to who ran before it. Within a step
+    `counting` says that somebody else is at work. The clock is read only where the one who is
+    charged changes: it is a system call.
     """
 
     def __init__(self) -> None:
         self.seconds: Counter[Who] = Counter()
+        self._who: Who = "replay"
         self._since = time.thread_time()
         self._acting: dict[trio.lowlevel.Task, Who] = {}
         self._known: dict[str, Who] = {}
 
-    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Charge from now on whoever this task works for."""
         self._charge(self._acting.get(task) or self._whose(task.name))
 
     @contextmanager
@@ -37,21 +40,23 @@ class Meter(trio.abc.Instrument):
         """Charge what this task does in the block to `who`."""
         task = trio.lowlevel.current_task()
         before = self._acting.get(task)
-        self._charge(before or self._whose(task.name))
         self._acting[task] = who
+        self._charge(who)
         try:
             yield
         finally:
-            self._charge(who)
             if before is None:
                 del self._acting[task]
             else:
                 self._acting[task] = before
+            self._charge(before or self._whose(task.name))
 
     def _charge(self, who: Who) -> None:
+        if who == self._who:
+            return
         now = time.thread_time()
-        self.seconds[who] += now - self._since
-        self._since = now
+        self.seconds[self._who] += now - self._since
+        self._since, self._who = now, who
 
     def _whose(self, name: str) -> Who:
         known = self._known.get(name)
