@@ -320,6 +320,53 @@ async def test_prefetch_takes_its_time(tmp_path: Path, mock_clock: MockClock) ->
         assert engine.statistics().prefetches.chunks_loaded == 3
 
 
+async def test_a_prefetch_renews_what_is_hot_from_the_last_chunk_to_the_first(
+    tmp_path: Path,
+) -> None:
+    """A chunk is of no use without those before it: the head of a prefix is the last to go."""
+    async with open_small(tmp_path, hot_chunks_max=3) as engine:
+        await engine.store(names("a b c"))
+        engine.prefetch(names("a b c"), "p")
+        await engine.store(names("x"))
+        assert held(engine, HOT) == "a b"
+        await engine.store(names("y"))
+        assert held(engine, HOT) == "a"
+
+
+async def test_a_prefetch_leaves_alone_what_has_come_up_meanwhile(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    """It is neither read nor renewed, and what it still waits for is no more than the rest."""
+    async with open_small(tmp_path, disk_read_seconds=1.0, hot_chunks_max=3) as engine:
+        await engine.store(names("a b c"))
+        await engine.evict(names("a b c"), [HOT])
+        engine.prefetch(names("a b c"), "p")
+        await wait_all_tasks_blocked()  # a is being read
+        await engine.store(names("c b"))
+        mock_clock.jump(1.0)
+        await wait_all_tasks_blocked()
+        assert held(engine, HOT) == "a b c"
+        assert engine.pinned == 0
+        assert engine.statistics().prefetches.finished == 1
+        assert engine.statistics().prefetches.chunks_loaded == 1
+        await engine.store(names("x"))
+        assert held(engine, HOT) == "a b"  # c is the oldest still
+
+
+async def test_a_lookup_counts_as_a_prefetch_does_and_changes_nothing(tmp_path: Path) -> None:
+    """Hot from the front to the first miss, from there on what the disk has."""
+    async with open_small(tmp_path, hot_chunks_max=6) as engine:
+        await engine.store(names("a b c d e f"))
+        await engine.evict(names("c e"), [HOT])
+        await engine.evict(names("f"), [DISK])
+        assert engine.lookup(names("a b c d e f")) == {HOT: 2, DISK: 3}
+        assert engine.lookup(names("x a")) == {HOT: 0, DISK: 0}
+        await engine.store(names("p q r"))
+        assert "a" not in held(engine, HOT)  # it was not renewed
+        engine.switches.bypass(HOT)
+        assert engine.lookup(names("a b c d e f")) == {HOT: 0, DISK: 5}
+
+
 async def test_too_many_prefetches(
     tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
