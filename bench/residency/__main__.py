@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 
 from bench.residency import report, runner
 from bench.residency.costs import MODELS
-from bench.residency.player import BASELINES, POLICIES, Setting
+from bench.residency.player import ALL, BASELINES, POLICIES, Setting, check
 from bench.residency.trace import Trace, load
 from ramakv.errors import ConfigError
 
@@ -67,7 +67,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--policies",
         type=policies,
-        default=policies("lru,rust,off,future"),
+        default=ALL,
         metavar="off,sticky,auto",
         help="ramakv with these policies, and for comparison lru (nobody beside the engine), rust "
         "(what the Rust daemon does) and future (farthest next use, the bound)",
@@ -134,12 +134,14 @@ def main(words: Sequence[str] | None = None) -> int:
     console, errors = Console(), Console(stderr=True)
     began = time.monotonic()
     try:
+        for setting in settings(given):
+            check(setting)
         trace = load(given.trace, given.requests)
         results = runner.run(
             trace, given.trace, given.requests, settings(given), jobs=given.jobs, console=errors
         )
     except ConfigError as error:
-        errors.print(str(error), style="red", highlight=False)
+        errors.print(str(error), style="red", highlight=False, markup=False)
         return 2
     described = describe(trace, given, results)
     described["seconds"] = time.monotonic() - began

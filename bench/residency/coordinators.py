@@ -25,6 +25,7 @@ from ramakv.service import Service, open_service
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}
 CALLS_IN_FLIGHT_MAX = 8
+HAS_RESIDENCY = "residency" in Config.__struct_fields__
 
 
 class Coordinator(Protocol):

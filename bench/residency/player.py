@@ -15,6 +15,7 @@ import trio
 from bench import virtual_time
 from bench.residency import future
 from bench.residency.coordinators import (
+    HAS_RESIDENCY,
     Coordinator,
     Nobody,
     Ramakv,
@@ -30,6 +31,8 @@ from bench.residency.trace import Trace, Turn
 
 BASELINES = ("lru", "rust", "future")
 POLICIES = ("off", "sticky", "auto")
+ALL = ("lru", "rust", *(POLICIES if HAS_RESIDENCY else POLICIES[:1]), "future")
+"""In the order in which a report shows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,12 @@ class Setting:
     suspend_after_seconds: float = 300.0
     """When the Rust daemon's agents suspend a session that pauses."""
     seed: int = 0
+
+
+def check(setting: Setting) -> None:
+    """Raise ConfigError where there is no such replay."""
+    if setting.policy not in BASELINES:
+        ramakv_config(Path(), setting.policy, 1)
 
 
 def replay(
