@@ -27,10 +27,8 @@ def draw(report: dict[str, Any], folder: Path) -> dict[str, str]:
     for model in MODELS:
         canvas = Canvas(figsize=(11, 5), layout="constrained")
         for axes, key in zip(canvas.subplots(1, 2), ("mean", "p90"), strict=True):
-            _lines(
-                axes, results, lambda result, m=model, k=key: result["ttft_ms_by_model"][m][k] / 1e3
-            )
-            axes.set(title=key, ylabel="s")
+            _lines(axes, results, lambda result, m=model, k=key: result["ttft_ms_by_model"][m][k])
+            axes.set(title=key, ylabel="ms")
             axes.set_ylim(bottom=0)
         title = f"Time to the first token against capacity, {model.upper()} model"
         found[title] = save(canvas, title, folder / f"ttft-{model}")

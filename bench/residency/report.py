@@ -34,7 +34,8 @@ def ttft_table(results: Sequence[Result], model: str) -> str:
 
 
 def _times(ms: dict[str, float]) -> str:
-    return " / ".join(number(ms[key] / 1000, 2) for key in ("mean", "p50", "p90", "p99"))
+    values = [ms[key] for key in ("mean", "p50", "p90", "p99")]
+    return " / ".join(number(value, 0 if value >= 100 else 1) for value in values)
 
 
 def costs_table(results: Iterable[Result]) -> str:
@@ -80,7 +81,7 @@ def markdown(report: dict[str, Any]) -> str:
     for model in MODELS:
         parts += [
             f"## Time to the first token, {model.upper()} model",
-            "Seconds by the cost model: mean / p50 / p90 / p99.",
+            "Milliseconds by the cost model: mean / p50 / p90 / p99.",
             ttft_table(results, model),
         ]
     parts += ["## All figures", "Calls and chunks are per turn.", costs_table(results)]
