@@ -13,7 +13,7 @@ import trio
 
 from ramakv.actors.caretaker import Care
 from ramakv.actors.journal import RunSync
-from ramakv.lmcache.client import KVBackend
+from ramakv.lmcache.backend import KVBackend
 from ramakv.service import Service, open_service
 from ramakv.web.access import Access
 from ramakv.web.admin import Admin

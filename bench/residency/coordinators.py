@@ -20,7 +20,8 @@ from bench.virtual_time import run_inline, wall_clock
 from ramakv import codec, events
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Config
 from ramakv.errors import ConfigError, EventError
-from ramakv.lmcache.client import LMCacheClient, fresh_lookup_id
+from ramakv.lmcache.backend import fresh_lookup_id
+from ramakv.lmcache.client import LMCacheClient
 from ramakv.service import Service, open_service
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}

@@ -52,15 +52,13 @@ class Load(Struct, frozen=True):
     reply: Reply[SessionState]
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True):
     """Show that a commit can be made; the reply is a StoreError where it cannot."""
 
     reply: Reply[None]
 
 
-@dataclass(frozen=True, slots=True)
-class Revive:
+class Revive(Struct, frozen=True):
     """Let the dead letters be owed again; the reply says which there were."""
 
     reply: Reply[list[tuple[ChunkHash, Owed]]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ramakv.actors.mailbox import Reply
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.errors import BackendError, BackendUnavailableError
-from ramakv.lmcache.client import KVBackend
+from ramakv.lmcache.backend import KVBackend
 
 WAIT_SECONDS_MAX = 2.0
 _WAITING_MAX = 4

@@ -267,9 +267,10 @@ class RefcountActor:
         """Say how references are spread over chunks. With many chunks it is a few seconds old."""
         now = trio.current_time()
         if now - self._spread.at > len(self._counts) * _SPREAD_SECONDS_PER_CHUNK:
-            values, chunks = self._counts.values(), Counter[int]()
-            for start in range(0, len(values), _SPREAD_SLICE):
-                chunks.update(values[start : start + _SPREAD_SLICE])
+            shared = self._counts.shared()
+            chunks = Counter({1: len(self._counts) - len(shared)})
+            for start in range(0, len(shared), _SPREAD_SLICE):
+                chunks.update(shared[start : start + _SPREAD_SLICE])
                 await trio.lowlevel.checkpoint()
             self._spread = Spread(chunks, now)
         return self._spread

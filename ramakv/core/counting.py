@@ -61,6 +61,10 @@ class Holds(Generic[K]):
         if before - len(self._held) != len(keys):
             raise KeyError("a key that nobody holds")
 
+    def shared(self) -> list[int]:
+        """A copy of the counts of keys that more than one holds."""
+        return [more + 1 for more in self._more.values()]
+
     def as_dict(self) -> dict[K, int]:
         """A copy of all counts."""
         return {key: self.count(key) for key in self._held}

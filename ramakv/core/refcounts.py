@@ -57,9 +57,9 @@ class RefCounts:
         """References to a chunk, provisional ones included."""
         return self._counts.count(chunk)
 
-    def values(self) -> list[int]:
-        """A copy of the counts alone."""
-        return list(self._counts.values())
+    def shared(self) -> list[int]:
+        """A copy of the counts of chunks with more than one reference."""
+        return self._counts.shared()
 
     def as_dict(self) -> dict[ChunkHash, int]:
         """A copy of all counts."""
