@@ -15,7 +15,10 @@ MAPS = st.lists(st.sampled_from("abcde"), max_size=8).map(tuple)
 def test_a_diff_says_what_came_and_what_went_each_once_and_in_order(
     old: ChunkMap, new: ChunkMap
 ) -> None:
-    assert diff(old, new) == (
+    added, removed, alike = diff(old, new)
+    assert (added, removed) == (
         tuple(dict.fromkeys(chunk for chunk in new if chunk not in old)),
         tuple(dict.fromkeys(chunk for chunk in old if chunk not in new)),
     )
+    assert old[:alike] == new[:alike]
+    assert old[alike : alike + 1] != new[alike : alike + 1] or len(old) == len(new) == alike

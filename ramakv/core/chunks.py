@@ -18,6 +18,8 @@ class Diff(NamedTuple):
 
     added: ChunkMap
     removed: ChunkMap
+    alike: int
+    """How many hashes the two begin with in common."""
 
 
 def distinct(hashes: Iterable[ChunkHash]) -> ChunkMap:
@@ -39,7 +41,7 @@ def diff(old: ChunkMap, new: ChunkMap) -> Diff:
         kept = set(old[:alike])
         added = [chunk for chunk in added if chunk not in kept]
         removed = [chunk for chunk in removed if chunk not in kept]
-    return Diff(tuple(added), tuple(removed))
+    return Diff(tuple(added), tuple(removed), alike)
 
 
 def _alike(old: ChunkMap, new: ChunkMap) -> int:

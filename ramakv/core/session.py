@@ -106,8 +106,11 @@ def restore(state: SessionState, hashes: ChunkMap, *, pin: bool) -> Step:
 
 
 def _replace_map(state: SessionState, hashes: ChunkMap, **changes: Any) -> Step:
-    added, removed = diff(state.active_map, hashes)
-    replaced = replace(state, status=Status.ACTIVE, chunk_map=hashes, closed_ms=None, **changes)
+    old = state.active_map
+    added, removed, alike = diff(old, hashes)
+    # Of what is the same, the old texts stay: they have been looked up, and know their hashes.
+    changes["chunk_map"] = old[:alike] + hashes[alike:]
+    replaced = replace(state, status=Status.ACTIVE, closed_ms=None, **changes)
     return Step(replaced, acquire=added, release=removed)
 
 
