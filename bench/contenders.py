@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,11 +75,16 @@ class Contender:
 
 @contextmanager
 def daemon(
-    folder: Path, name: str = RAMAKV, sessions: Workload | None = None, **settings: str
+    folder: Path,
+    name: str = RAMAKV,
+    sessions: Workload | None = None,
+    under: Sequence[str] = (),
+    **settings: str,
 ) -> Iterator[Contender]:
     """Run a ramakv on a database in this folder, with the noop backend unless settings differ.
 
-    `sessions` are those of a new database; without it, there are none.
+    `sessions` are those of a new database; without it, there are none. `under` is a command
+    that runs the daemon's own.
     """
     folder.mkdir(exist_ok=True)
     if sessions is not None:
@@ -96,7 +101,7 @@ def daemon(
     # An empty file: the machine's own configuration must not be found.
     (folder / "config.toml").touch()
     serve = ["serve", "--config", str(folder / "config.toml")]
-    command = python("bench.counted_daemon", str(folder / "counts"), *serve)
+    command = [*under, *python("bench.counted_daemon", str(folder / "counts"), *serve)]
     with running(command, SERVER_CORE, folder / "log", environment) as process:
         seconds = wait_until_ready(process, f"{base}/event", folder / "log")
         yield Contender(
