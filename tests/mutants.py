@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "a new reference does not withdraw the evict that waits",
         "ramakv/core/refcounts.py",
-        [("self._owed.update(self.evictions.withdraw_all(chunks))", "pass")],
+        [("withdrawn = self.evictions.withdraw_all(chunks)", "withdrawn = {}")],
     ),
     Mutant(
         "an event is answered before its commit",
