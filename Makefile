@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick bench-residency
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick bench-residency test-browser screenshots
 
 install: $(STAMP)
 
@@ -92,6 +92,21 @@ $(OPENAPI_STAMP): requirements/openapi.txt | install
 mutants: install  ## break ramakv on purpose, one way at a time, and see that tests notice
 	$(BIN)/python -m tests.mutants
 
+BROWSER_STAMP := $(VENV)/.browser-installed
+
+test-browser: $(BROWSER_STAMP)  ## the live page in headless Chromium, which is installed where missing
+	RAMAKV_BROWSER_TESTS=1 $(BIN)/pytest $(PYTEST_ARGS) tests/browser
+
+screenshots: $(BROWSER_STAMP)  ## take the pictures of the live page in docs/images anew
+	$(BIN)/python -m tests.browser.screenshots docs/images
+
+$(BROWSER_STAMP): requirements/browser.txt | install
+	command -v chromium >/dev/null || \
+	    { apt-get update -qq && apt-get install -y -qq chromium fonts-wqy-zenhei; } || \
+	    { echo "install Chromium (Debian: apt-get install chromium), then try again"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/browser.txt
+	touch $(BROWSER_STAMP)
+
 BENCH_STAMP := $(VENV)/.bench-installed
 
 bench: $(BENCH_STAMP)  ## every figure beside its floor, and the targets: about half an hour (needs wrk)
@@ -120,7 +135,7 @@ lock:  ## write the files in requirements/ anew, but for fuzz and lmcache-real (
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group pyproject.toml:bench -c requirements/lock.txt \
 	    --output-file requirements/bench.txt
-	for group in openapi package; do \
+	for group in openapi package browser; do \
 	    uv pip compile --universal --generate-hashes --no-header \
 	        --python-version 3.11 --group pyproject.toml:$$group -c requirements/lock.txt \
 	        --output-file requirements/$$group.txt || exit 1; \

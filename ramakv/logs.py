@@ -15,6 +15,8 @@ from typing import Any, Literal, TextIO
 
 import structlog
 
+from ramakv.problems import Problems
+
 _LINES_MAX = 10_000
 _FLUSH_SECONDS = 1.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -84,8 +86,12 @@ def configure_logs(
     level: str = "info",
     format_: Literal["auto", "console", "json"] = "auto",
     stream: TextIO | None = None,
+    problems: Problems | None = None,
 ) -> QueuedStream:
-    """Send all logs to `stream` (standard error); close the result at the end."""
+    """Send all logs to `stream` (standard error); close the result at the end.
+
+    `problems` keeps the last warnings and errors.
+    """
     target = sys.stderr if stream is None else stream
     queued = QueuedStream(target)
     as_text = format_ == "console" or (format_ == "auto" and target.isatty())
@@ -102,6 +108,7 @@ def configure_logs(
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            *([problems.note] if problems is not None else []),
             structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
             _make_printable if as_text else structlog.processors.format_exc_info,
             renderer,

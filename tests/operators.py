@@ -14,6 +14,7 @@ import trio
 from ramakv.actors.caretaker import Care
 from ramakv.actors.journal import RunSync
 from ramakv.lmcache.backend import KVBackend
+from ramakv.problems import Problems
 from ramakv.service import Service, open_service
 from ramakv.web.access import Access
 from ramakv.web.admin import Admin
@@ -48,7 +49,7 @@ async def admin_listener(
     sockets = open_admin_sockets(config)
     stop = trio.Event()
     async with (
-        serving_admin(config, Access(config), sockets, stop) as admin,
+        serving_admin(config, Access(config), sockets, stop, Problems()) as admin,
         httpx.AsyncClient(
             base_url=socket_urls(sockets)[0], trust_env=False, verify=False, timeout=30.0
         ) as http,

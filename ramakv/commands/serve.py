@@ -22,6 +22,7 @@ from ramakv.config import Config
 from ramakv.config_file import load_config
 from ramakv.errors import ConfigError, RamakvError, first_error
 from ramakv.logs import configure_logs
+from ramakv.problems import Problems
 from ramakv.service import Service, open_service
 from ramakv.web.access import Access
 from ramakv.web.admin_server import open_admin_sockets, serving_admin
@@ -46,10 +47,11 @@ def run(config_path: str | None, overrides: dict[str, Any]) -> int:
     Raises ConfigError.
     """
     config = load_config(config_path, overrides=overrides)
-    logs = configure_logs(config.log.level, config.log.format)
+    problems = Problems()
+    logs = configure_logs(config.log.level, config.log.format, problems=problems)
     code = 0
     try:
-        trio.run(serve, config)
+        trio.run(serve, config, problems)
     except* RamakvError as group:
         error = first_error(group)
         log.error("cannot run", cause=str(error))
@@ -62,7 +64,7 @@ def run(config_path: str | None, overrides: dict[str, Any]) -> int:
     return code
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, problems: Problems) -> None:
     """Serve until SIGTERM or SIGINT, then drain. SIGHUP has certificate and token read anew."""
     began = time.monotonic()
     _raise_open_files_limit()
@@ -71,12 +73,14 @@ async def serve(config: Config) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, stop, config)
         await nursery.start(_reload_on_signal, access)
-        await _serve_until(stop, config, access, began)
+        await _serve_until(stop, config, access, problems, began)
         nursery.cancel_scope.cancel()
     log.info("stopped")
 
 
-async def _serve_until(stop: trio.Event, config: Config, access: Access, began: float) -> None:
+async def _serve_until(
+    stop: trio.Event, config: Config, access: Access, problems: Problems, began: float
+) -> None:
     with ExitStack() as opened:
         sockets = open_sockets(config.listen_addr)
         opened.callback(close_sockets, sockets)
@@ -94,7 +98,7 @@ async def _serve_until(stop: trio.Event, config: Config, access: Access, began: 
             database=str(config.store_path),
             sqlite=sqlite3.sqlite_version,
         )
-        async with serving_admin(config, access, admin_sockets, stop) as admin:
+        async with serving_admin(config, access, admin_sockets, stop, problems) as admin:
             with trio.CancelScope() as drain:
                 async with open_service(config) as service:
                     admin.attach(service)

@@ -3,49 +3,20 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from collections.abc import AsyncGenerator
 
 import trio
 
-from ramakv.actors.backend import BackendActor
-from ramakv.actors.journal import Journal
-from ramakv.actors.readiness import Check, Readiness
-from ramakv.actors.refcount import RefcountActor
-from ramakv.actors.router import Router
-from ramakv.core.tallies import EventTallies, HotTallies
+from ramakv.actors.readiness import Check
 from ramakv.errors import UnavailableError
+from ramakv.problems import Problems
+from ramakv.web.admin_views import Views
+from ramakv.web.feed import Feed, hello, message
+from ramakv.web.operable import Operable
+from ramakv.web.overview import Overview
+from ramakv.web.snapshot import Snapshot
 
-
-class Operable(Protocol):
-    """The running service, as far as operators see it."""
-
-    @property
-    def router(self) -> Router:
-        """Counts sessions."""
-
-    @property
-    def refcount(self) -> RefcountActor:
-        """Counts references and evictions."""
-
-    @property
-    def backend(self) -> BackendActor:
-        """Counts calls and prefetches."""
-
-    @property
-    def journal(self) -> Journal:
-        """Counts commits."""
-
-    @property
-    def answered(self) -> EventTallies:
-        """What became of events."""
-
-    @property
-    def hot(self) -> HotTallies | None:
-        """How often chunks were hot; None where nobody can tell."""
-
-    @property
-    def readiness(self) -> Readiness:
-        """Whether it can do its work."""
+_TICK_SECONDS = 1.0
 
 
 class Phase(enum.StrEnum):
@@ -59,21 +30,35 @@ class Phase(enum.StrEnum):
 class Admin:
     """The service, while there is one, and what operators may ask of it."""
 
-    def __init__(self, stop: trio.Event) -> None:
+    def __init__(self, stop: trio.Event, problems: Problems) -> None:
         """Take the event that is set when the daemon begins to stop."""
         self._stop = stop
+        self._problems = problems
         self._service: Operable | None = None
+        self._overview: Overview | None = None
+        self._views: Views | None = None
+        self._feed = Feed()
+        self._taking = trio.Lock()
 
     def attach(self, service: Operable | None) -> None:
         """Show a service that runs now, or, with None, that there is none any more."""
         self._service = service
+        self._overview = None if service is None else Overview(service, self._problems)
+        self._views = None if service is None else Views(service)
 
     @property
     def service(self) -> Operable:
         """The service. Raises UnavailableError while none runs."""
         if self._service is None:
-            raise UnavailableError(f"the daemon is {self.phase}; try again in a moment")
+            raise self._unavailable()
         return self._service
+
+    @property
+    def views(self) -> Views:
+        """Single sessions and chunks. Raises UnavailableError while no service runs."""
+        if self._views is None:
+            raise self._unavailable()
+        return self._views
 
     @property
     def phase(self) -> Phase:
@@ -89,3 +74,52 @@ class Admin:
         if self.phase is Phase.STOPPING:
             return (Check("startup", False, "the daemon is stopping"),)
         return (Check("startup", True), *(await self.service.readiness.look()))
+
+    # The live page -----------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Take a sample a second, and where somebody looks a snapshot, until cancelled."""
+        task_status.started()
+        try:
+            while True:
+                await trio.sleep(_TICK_SECONDS)
+                if self._overview is not None:
+                    self._overview.sampler.sample()
+                if self._feed:
+                    self._feed.show(await self._news())
+        finally:
+            self._feed.end()
+
+    async def snapshot(self) -> Snapshot:
+        """Take a snapshot now. Raises UnavailableError while no service runs."""
+        async with self._taking:
+            if self._overview is None:
+                raise self._unavailable()
+            return await self._overview.take(self.phase)
+
+    def check_room(self) -> None:
+        """Raise UnavailableError where too many look already."""
+        self._feed.check_room()
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Let somebody look: server-sent events, until the daemon has stopped."""
+        points = list(self._overview.sampler.points) if self._overview else []
+        first = await self._news()
+        try:
+            viewer = self._feed.join(hello({"points": points}) + first)
+        except UnavailableError:
+            return  # somebody was quicker
+        try:
+            async for news in viewer:
+                yield news
+        finally:
+            self._feed.leave(viewer)
+
+    async def _news(self) -> bytes:
+        try:
+            return message("snapshot", await self.snapshot())
+        except UnavailableError:
+            return message("phase", {"phase": self.phase})
+
+    def _unavailable(self) -> UnavailableError:
+        return UnavailableError(f"the daemon is {self.phase}; try again in a moment")

@@ -15,8 +15,16 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from ramakv import codec
-from ramakv.errors import EventError, InternalError, RamakvError
+from ramakv.errors import (
+    EventError,
+    InternalError,
+    RamakvError,
+    StoreError,
+    UnavailableError,
+)
 from ramakv.web.admin import Admin
+from ramakv.web.admin_actions import add_actions
+from ramakv.web.admin_page import add_page, answer
 from ramakv.web.gate import Gate
 from ramakv.web.metrics import render
 
@@ -74,12 +82,9 @@ def create_admin_app(admin: Admin, gate: Gate) -> QuartTrio:
         body, content_type = await render(admin.service, request.headers.get("Accept", ""))
         return Response(body, content_type=content_type)
 
+    add_page(app, admin, gate)
+    add_actions(app, admin, gate)
     return app
-
-
-def answer(data: Any, *, status: int = 200) -> Response:
-    """Make a JSON response."""
-    return Response(codec.encode(data), status=status, content_type="application/json")
 
 
 def _told(ok: bool, reason: str) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def _map_errors(app: QuartTrio) -> None:
 
     @app.errorhandler(RamakvError)
     async def refuse(error: RamakvError) -> Response:
-        refusal = error if isinstance(error, EventError) else InternalError(str(error))
+        refusal = _as_refusal(error)
         response = answer(codec.failure(None, refusal), status=refusal.status)
         if refusal.status == 401:
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -114,3 +119,11 @@ def _map_errors(app: QuartTrio) -> None:
         log.exception("an admin request failed", exc_info=error)
         refusal = InternalError("ramakv failed on this request; its log says why")
         return answer(codec.failure(None, refusal), status=500)
+
+
+def _as_refusal(error: RamakvError) -> EventError:
+    if isinstance(error, EventError):
+        return error
+    if isinstance(error, StoreError):
+        return UnavailableError(f"{error}; nothing was changed")
+    return InternalError(str(error))

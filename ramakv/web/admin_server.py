@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from ramakv.config import Config, Limits
+from ramakv.problems import Problems
 from ramakv.web.access import Access
 from ramakv.web.admin import Admin
 from ramakv.web.gate import Gate
@@ -33,13 +34,17 @@ def open_admin_sockets(config: Config) -> list[socket.socket]:
 
 @asynccontextmanager
 async def serving_admin(
-    config: Config, access: Access, sockets: Sequence[socket.socket], stop: trio.Event
+    config: Config,
+    access: Access,
+    sockets: Sequence[socket.socket],
+    stop: trio.Event,
+    problems: Problems,
 ) -> AsyncIterator[Admin]:
     """Serve operators until the block ends; `stop` says that the daemon begins to stop.
 
     Without sockets nobody is served, and all else is the same.
     """
-    admin = Admin(stop)
+    admin = Admin(stop, problems)
     if not sockets:
         yield admin
         return
@@ -57,7 +62,10 @@ async def serving_admin(
     async with trio.open_nursery() as nursery:
         await nursery.start(serve)
         try:
-            yield admin
+            async with trio.open_nursery() as watching:
+                await watching.start(admin.run)
+                yield admin
+                watching.cancel_scope.cancel()
         finally:
             ended.set()
 

@@ -23,7 +23,7 @@ from ramakv.actors.backend import BackendActor
 from ramakv.actors.journal import Journal
 from ramakv.core.breaker import BreakerState
 from ramakv.core.tallies import EventTallies, Histogram
-from ramakv.web.admin import Operable
+from ramakv.web.operable import Operable
 
 OUTCOMES = {
     200: "ok",
