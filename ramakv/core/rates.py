@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -74,8 +74,3 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> fl
             return lower + (bound - lower) * (rank - below) / count
         below, lower = below + count, bound
     return float(bounds[-1])
-
-
-def biggest(figures: Mapping[str, int], most: int) -> list[tuple[str, int]]:
-    """The biggest figures, the biggest first; those of one size by name."""
-    return sorted(figures.items(), key=lambda item: (-item[1], item[0]))[:most]
