@@ -129,6 +129,7 @@ def follow(port: int, stop: threading.Event, begun: threading.Barrier) -> None:
         httpx.Client(trust_env=False, timeout=10.0) as http,
         http.stream("GET", f"http://127.0.0.1:{port}/api/stream") as reply,
     ):
+        reply.raise_for_status()
         begun.wait(30)
         for _ in reply.iter_raw():
             if stop.is_set():
