@@ -12,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 import structlog
+import structlog.testing
 import trio
 
 from ramakv import logs
 from ramakv.config import DISK_LOCATION, HOT_LOCATION
 from ramakv.problems import Problems
 from ramakv.web import admin, feed
+from ramakv.web.overview import Overview
 from tests.fakes import Call, FakeLMCache, outage
 from tests.http_server import until
 from tests.operators import BEARER, TOKEN, admin_listener, operators
@@ -60,7 +62,9 @@ async def test_anybody_may_load_the_shell_and_nobody_its_data_without_the_token(
             assert reply.status_code == 401, path
             assert reply.headers["www-authenticate"] == "Bearer"
         for path, body in ACTIONS.items():
-            assert (await ops.http.post(path, json=body, headers=ACTION)).status_code == 401, path
+            reply = await ops.http.post(path, json=body, headers=ACTION)
+            assert reply.status_code == 401, path
+            assert reply.headers["connection"] == "close"  # its body was not read
         assert ops.agent.counts() == {"a": 1}
 
 
@@ -117,7 +121,7 @@ async def test_the_overview_says_what_there_is(tmp_path: Path) -> None:
         assert [row["id"] for row in now["recent"]] == ["bob", "carol", "alice"]
         assert [row["state"] for row in now["recent"]] == ["in_turn", "suspended", "paused"]
         assert [(row["id"], row["chunks"]) for row in now["largest"]] == [("bob", 4), ("alice", 3)]
-        assert now["chunks"] == {"referenced": 5, "references": 7, "evicting": 0}
+        assert now["chunks"] == {"referenced": 5, "references": 7, "evicting": 0, "hot_share": None}
         assert now["shared"] == [
             {"first": "sys", "chunks": 2, "references": 2, "sessions": ["bob", "alice"], "more": 0}
         ]
@@ -343,6 +347,31 @@ async def test_a_stream_tells_start_and_stop_and_ends_with_the_daemon(
             stop.set()
             await until(lambda: "stopping" in phases)
     assert phases[0] == "starting"
+
+
+async def test_a_fault_in_the_overview_is_logged_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "_TICK_SECONDS", 0.02)
+    failures = 0
+
+    async def fail(*_: object) -> None:
+        nonlocal failures
+        failures += 1
+        raise ZeroDivisionError
+
+    async with operators(tmp_path) as ops, listening(ops.http) as stream:
+        await stream.head()
+        await stream.next()
+        with structlog.testing.capture_logs() as said, monkeypatch.context() as broken:
+            broken.setattr(Overview, "take", fail)
+            await until(lambda: failures > 3)
+        assert [line["event"] for line in said] == ["the page cannot be brought up to date"]
+        await ops.agent.turn_end("s", "a")
+        snapshot = (await stream.next())[1]
+        with trio.fail_after(10):
+            while snapshot["sessions"]["paused"] != 1:
+                snapshot = (await stream.next())[1]
 
 
 async def test_viewers_are_bounded_and_one_that_goes_makes_room(

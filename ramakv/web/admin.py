@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncGenerator
 
+import structlog
 import trio
 
 from ramakv.actors.readiness import Check
@@ -15,6 +16,8 @@ from ramakv.web.feed import Feed, hello, message
 from ramakv.web.operable import Operable
 from ramakv.web.overview import Overview
 from ramakv.web.snapshot import Snapshot
+
+log = structlog.get_logger("ramakv.admin")
 
 _TICK_SECONDS = 1.0
 
@@ -78,17 +81,30 @@ class Admin:
     # The live page -----------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Take a sample a second, and where somebody looks a snapshot, until cancelled."""
+        """Take a sample a second, and where somebody looks a snapshot, until cancelled.
+
+        A fault in that is logged, once in a row: the page may not end the daemon.
+        """
         task_status.started()
+        is_failing = False
         try:
             while True:
                 await trio.sleep(_TICK_SECONDS)
-                if self._overview is not None:
-                    self._overview.sampler.sample()
-                if self._feed:
-                    self._feed.show(await self._news())
+                try:
+                    await self._tick()
+                    is_failing = False
+                except Exception as error:
+                    if not is_failing:
+                        log.exception("the page cannot be brought up to date", exc_info=error)
+                    is_failing = True
         finally:
             self._feed.end()
+
+    async def _tick(self) -> None:
+        if self._overview is not None:
+            self._overview.sampler.sample()
+        if self._feed:
+            self._feed.show(await self._news())
 
     async def snapshot(self) -> Snapshot:
         """Take a snapshot now. Raises UnavailableError while no service runs."""

@@ -59,6 +59,9 @@ def create_admin_app(admin: Admin, gate: Gate) -> QuartTrio:
     async def protect(response: Response) -> Response:
         response.headers.extend(SECURITY_HEADERS)
         response.headers.setdefault("Cache-Control", "no-store")
+        if response.status_code >= 400 and request.method not in ("GET", "HEAD"):
+            # The body may not have been read: the connection cannot go on.
+            response.headers["Connection"] = "close"
         return response
 
     @app.get("/livez")

@@ -63,11 +63,12 @@ class Overview:
         )
 
     def _chunks(self) -> Chunks:
-        chunks = self._service.refcount.statistics()
+        chunks, hot = self._service.refcount.statistics(), self._service.hot
         return Chunks(
             referenced=chunks["referenced"],
             references=self._lists.references,
             evicting=chunks["evictions_waiting"] + chunks["evictions_in_flight"],
+            hot_share=None if hot is None or not hot.wanted else hot.hot / hot.wanted,
         )
 
     def _evictions(self) -> Evictions:

@@ -55,6 +55,8 @@ class Chunks(Struct):
     """Of active sessions, each chunk as often as it is held; forks are not counted."""
     evicting: int
     """Not referenced any more, and in the hot tier until they are evicted."""
+    hot_share: float | None
+    """Of the chunks that turns began with; None where nobody can tell, or none has begun."""
 
 
 class Rate(Struct):

@@ -11,7 +11,7 @@ const POINTS = 300;
 function ceiling(value) {
   if (value <= 0) return 1;
   const step = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((n) => n * step).find((n) => n >= value);
+  return [1, 2, 3, 4, 5, 6, 8, 10].map((n) => n * step).find((n) => n >= value);
 }
 
 /** Lines over the last five minutes, one point a second; null is a gap. */

@@ -138,7 +138,8 @@ export class Overview {
     this.latency.show(millis(events.p99), "", `${t("latency.note")} · p50 ${millis(events.p50)}`);
     const saved = chunks.references > chunks.referenced ? 1 - chunks.referenced / chunks.references : 0;
     const more = chunks.evicting ? t("hot.evicting", count(chunks.evicting)) : "";
-    this.hot.show(count(chunks.referenced), ` ${t("hot.unit")}`, [t("hot.saved", percent(saved)), more].filter(Boolean).join(" · "));
+    const found = chunks.hot_share === null ? "" : t("hot.found", percent(chunks.hot_share));
+    this.hot.show(count(chunks.referenced), ` ${t("hot.unit")}`, [t("hot.saved", percent(saved)), found, more].filter(Boolean).join(" · "));
     const owed = evictions.waiting + evictions.in_flight;
     this.owed.show(count(owed), "", owed ? t("owed.oldest", span(evictions.oldest_seconds)) : t("owed.none"));
   }
