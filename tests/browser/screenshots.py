@@ -24,7 +24,7 @@ from tests.browser.stage import (
 )
 from tests.daemons import free_port
 
-WIDE = {"width": 1280, "height": 800}
+WIDE = {"width": 1280, "height": 880}
 NARROW = {"width": 390, "height": 844}
 
 
@@ -56,7 +56,7 @@ def at_work(browser: Browser, state: Path, folder: Path) -> None:
         )
         chunks = agents.maps.pop("build-2")  # rests, and its chunks leave the hot tier
         with working(agents):
-            picture(browser, stage, folder / "page-light.png", color_scheme="light")
+            picture(browser, stage, folder / "page-light.png", whole=True)
             picture(
                 browser, stage, folder / "page-dark-zh.png", color_scheme="dark", locale="zh-CN"
             )
@@ -81,7 +81,7 @@ def without_lmcache(browser: Browser, state: Path, folder: Path) -> None:
         for number in range(40):
             stage.turn(f"agent-{number % 5}", agents.hashes(30), stored=False)
         time.sleep(8.0)
-        picture(browser, stage, folder / "page-lmcache-down.png")
+        picture(browser, stage, folder / "page-lmcache-down.png", whole=True)
 
 
 @contextmanager
@@ -110,14 +110,20 @@ def busy(agents: Agents, seconds: float) -> None:
 
 
 def picture(
-    browser: Browser, stage: Stage, path: Path, *, fragment: str = "", **options: Any
+    browser: Browser,
+    stage: Stage,
+    path: Path,
+    *,
+    fragment: str = "",
+    whole: bool = False,
+    **options: Any,
 ) -> None:
-    """Take the whole page, once it has shown a snapshot or two."""
+    """Take what one sees at first, or the whole page, once it has shown a snapshot or two."""
     window = Window(browser, stage, **{"viewport": WIDE, **options})
     page = window.open(fragment)
     page.locator("#version:not(:empty)").wait_for()
     page.wait_for_timeout(2500)
-    page.screenshot(path=path, full_page=True)
+    page.screenshot(path=path, full_page=whole)
     window.context.close()
 
 
