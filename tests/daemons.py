@@ -84,12 +84,13 @@ class Daemon:
             "RAMAKV_DEBUG_DIR": str(folder / "debug"),
             **environment,
         }
+        self.command = [sys.executable, "-m", "ramakv", "serve"]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ramakv", "serve"],
+                self.command,
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,
