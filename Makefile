@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick bench-residency test-browser screenshots
+.PHONY: install run test test-lmcache check crash churn faults soak mutants lock clean fuzz overload idle test-openapi bench bench-quick bench-residency test-browser screenshots package
 
 install: $(STAMP)
 
@@ -89,6 +89,20 @@ $(OPENAPI_STAMP): requirements/openapi.txt | install
 	    -r requirements/openapi.txt
 	touch $(OPENAPI_STAMP)
 
+PACKAGE_VENV  := .venv-package
+PACKAGE_STAMP := $(PACKAGE_VENV)/.installed
+
+package: install $(PACKAGE_STAMP)  ## build wheel and sdist into dist/, and try each somewhere else
+	$(PACKAGE_VENV)/bin/hadolint Containerfile
+	$(PACKAGE_VENV)/bin/kubernetes-validate --strict deploy/kubernetes/*.yaml
+	$(BIN)/python -m tests.package
+
+$(PACKAGE_STAMP): requirements/package.txt | install
+	$(BIN)/python -m venv $(PACKAGE_VENV)
+	$(PACKAGE_VENV)/bin/pip --quiet --disable-pip-version-check install --require-hashes \
+	    -r requirements/package.txt
+	touch $(PACKAGE_STAMP)
+
 mutants: install  ## break ramakv on purpose, one way at a time, and see that tests notice
 	$(BIN)/python -m tests.mutants
 
@@ -135,11 +149,14 @@ lock:  ## write the files in requirements/ anew, but for fuzz and lmcache-real (
 	uv pip compile --universal --generate-hashes --no-header \
 	    --python-version 3.11 --group pyproject.toml:bench -c requirements/lock.txt \
 	    --output-file requirements/bench.txt
-	for group in openapi package browser; do \
+	uv pip compile --universal --generate-hashes --no-header \
+	    --python-version 3.11 -c requirements/lock.txt \
+	    pyproject.toml --output-file requirements/run.txt
+	for group in browser build openapi package; do \
 	    uv pip compile --universal --generate-hashes --no-header \
 	        --python-version 3.11 --group pyproject.toml:$$group -c requirements/lock.txt \
 	        --output-file requirements/$$group.txt || exit 1; \
 	done
 
 clean:
-	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) $(OPENAPI_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(LMCACHE_VENV) $(FUZZ_VENV) $(OPENAPI_VENV) $(PACKAGE_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

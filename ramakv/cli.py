@@ -92,6 +92,10 @@ def serve(config_path: str | None, backend: str | None, listen: str | None) -> N
     SIGTERM or SIGINT stops it: what is in flight is answered, and everything
     acknowledged is on disk. A second signal ends it at once. SIGHUP has the TLS
     certificate, its key and auth_token_file read anew.
+
+    Without a configuration file the defaults hold. The environment wins over the
+    file: RAMAKV_LISTEN_ADDR, RAMAKV_BACKEND__KIND, RAMAKV_LOG__LEVEL, and so on.
+    `ramakv config reference` lists every key.
     """
     gc.disable()  # what a start makes, stays; `run` turns it on when that is there
     from ramakv.commands.serve import run
@@ -289,6 +293,21 @@ def openapi() -> None:
     from ramakv.commands.openapi import run
 
     sys.exit(run())
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete ramakv's commands and options.
+
+    \b
+    ramakv completion bash > ~/.local/share/bash-completion/completions/ramakv
+    ramakv completion zsh  > ~/.zfunc/_ramakv        (a folder in $fpath)
+    ramakv completion fish > ~/.config/fish/completions/ramakv.fish
+    """
+    from ramakv.commands.completion import run
+
+    sys.exit(run(shell, main))
 
 
 def serve_main() -> None:
