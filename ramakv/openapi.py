@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,11 @@ from ramakv.errors import (
     ForbiddenError,
     TooLargeError,
 )
+from ramakv.web.admin_actions import PrefetchingAction, SessionAction
+from ramakv.web.admin_page import QUERY_CHARS_MAX
+from ramakv.web.admin_views import Found, SessionView
+from ramakv.web.gate import ACTION_HEADER
+from ramakv.web.snapshot import Snapshot
 
 Schema = dict[str, Any]
 
@@ -83,7 +89,8 @@ def _schemas(limits: Limits) -> Schema:
     )
     for name in (kind.__name__ for kind in kinds):
         _bound(schemas[name], limits)
-    _bound(schemas["KVTransferParams"], limits)
+    for name in ("KVTransferParams", "SessionAction"):
+        _bound(schemas[name], limits)
     for schema in schemas.values():
         _tidy(schema)
     failure = schemas["Failure"]
@@ -126,7 +133,7 @@ def _bound(schema: Schema, limits: Limits) -> None:
                 part["maxItems"] = limits.chunks_per_session_max
                 part["items"]["maxLength"] = limits.hash_chars_max
             elif name.endswith("_id") and part.get("type") == "string":
-                part["maxLength"] = limits.session_id_chars_max
+                part |= {"minLength": 1, "maxLength": limits.session_id_chars_max}
 
 
 def _tidy(schema: Schema) -> None:
@@ -216,6 +223,18 @@ class Ready(msgspec.Struct):
     checks: dict[str, CheckResult] | msgspec.UnsetType = msgspec.UNSET
 
 
+class Queued(msgspec.Struct):
+    """How many dead letters are evictions again."""
+
+    queued: int
+
+
+class Paused(msgspec.Struct):
+    """Whether prefetches wait now."""
+
+    paused: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One thing that operators may ask for, or do."""
@@ -225,18 +244,47 @@ class Operation:
     summary: str
     answer: type[msgspec.Struct] | str
     """A struct; or the media type of something that is none."""
+    asks: str = ""
+    """The query's one parameter."""
     body: type[msgspec.Struct] | None = None
-    """What is sent along."""
+    """What an action takes."""
+    envelope: str = ""
+    """The `type` of an answer in an event's envelope; "-": in one without."""
     also: type[msgspec.Struct] | None = None
     """What 503 answers with, where that is no error."""
     is_open: bool = False
     """Answered without a token, too."""
+
+    @property
+    def is_action(self) -> bool:
+        """Whether it changes something."""
+        return self.method == "post"
 
 
 OPERATIONS = (
     Operation("get", "/livez", "Does the process run?", Live, is_open=True),
     Operation("get", "/readyz", "Can it take events?", Ready, also=Ready, is_open=True),
     Operation("get", "/metrics", "Figures for Prometheus", "text/plain"),
+    Operation("get", "/api/overview", "Everything at a glance", Snapshot),
+    Operation("get", "/api/stream", "The same once a second, as it changes", "text/event-stream"),
+    Operation("get", "/api/session", "One session's page", SessionView, asks="id"),
+    Operation("get", "/api/search", "Sessions by id, holders by chunk hash", Found, asks="q"),
+    Operation(
+        *("post", "/api/session/close", "End a session", events.SessionCloseData),
+        body=SessionAction,
+        envelope="session_close",
+    ),
+    Operation(
+        *("post", "/api/session/suspend", "Let a session sleep", events.SessionSuspendData),
+        body=SessionAction,
+        envelope="session_suspend",
+    ),
+    Operation(*("post", "/api/dead-letters/retry", "Try dead letters again", Queued), envelope="-"),
+    Operation(
+        *("post", "/api/prefetching", "Pause prefetching, or go on", Paused),
+        body=PrefetchingAction,
+        envelope="-",
+    ),
 )
 
 
@@ -257,13 +305,18 @@ def _admin_paths(server: str) -> Schema:
 
 
 def _admin_operation(operation: Operation) -> Schema:
-    absent = _OF_EVENTS_ALONE if operation.body else _OF_EVENTS_ALONE + _OF_BODIES_ALONE
-    responses: Schema = {"200": _answer(operation.answer, "As asked."), **_refusals(but=absent)}
+    takes = operation.body or operation.asks
+    responses = {
+        "200": {"description": "As asked.", "content": _content(operation)},
+        **_refusals(but=_OF_EVENTS_ALONE if takes else _OF_EVENTS_ALONE + _OF_BODIES_ALONE),
+    }
     if operation.also is not None:
-        responses["503"] = _answer(operation.also, "Not now; it says why.")
+        schema = {"$ref": _COMPONENTS + operation.also.__name__}
+        responses["503"] = {"description": "Not now; it says why.", "content": _json(schema)}
     described: Schema = {
-        "operationId": operation.method + operation.path.title().replace("/", ""),
+        "operationId": operation.method + re.sub(r"\W", "", operation.path.title()),
         "summary": operation.summary,
+        "parameters": list(_parameters(operation)),
         "responses": responses,
     }
     if operation.body is not None:
@@ -274,7 +327,33 @@ def _admin_operation(operation: Operation) -> Schema:
     return described
 
 
-def _answer(answer: type[msgspec.Struct] | str, about: str) -> Schema:
+def _parameters(operation: Operation) -> Iterator[Schema]:
+    text = {"type": "string", "minLength": 1}
+    if operation.asks:
+        schema = {**text, "maxLength": QUERY_CHARS_MAX}
+        yield {"name": operation.asks, "in": "query", "required": True, "schema": schema}
+    if operation.is_action:
+        about = "Pages of other sites cannot send it; any value will do."
+        yield {
+            "name": ACTION_HEADER.decode().title(),
+            "in": "header",
+            "required": True,
+            "description": about,
+            "schema": text,
+            "example": "1",
+        }
+
+
+def _content(operation: Operation) -> Schema:
+    answer = operation.answer
     if isinstance(answer, str):
-        return {"description": about, "content": {answer: {"schema": {"type": "string"}}}}
-    return {"description": about, "content": _json({"$ref": f"{_COMPONENTS}{answer.__name__}"})}
+        return {answer: {"schema": {"type": "string"}}}
+    data = {"$ref": _COMPONENTS + answer.__name__}
+    match operation.envelope:
+        case "":
+            return _json(data)
+        case "-":
+            fields = {"ok": {"const": True}, "data": data}
+            return _json({"type": "object", "properties": fields, "required": ["ok", "data"]})
+        case type_:
+            return _json(_reply(type_, data))

@@ -20,11 +20,15 @@ log = structlog.get_logger("ramakv.admin")
 T = TypeVar("T")
 
 
-class _Session(msgspec.Struct):
+class SessionAction(msgspec.Struct):
+    """Which session to end, or to let sleep."""
+
     session_id: str
 
 
-class _Prefetching(msgspec.Struct):
+class PrefetchingAction(msgspec.Struct):
+    """Whether prefetches wait until they are let go on."""
+
     paused: bool
 
 
@@ -41,7 +45,7 @@ def add_actions(app: QuartTrio, admin: Admin, gate: Gate) -> None:
 
     async def end_session(type_: str) -> Response:
         gate.check_action(request.scope["headers"])
-        wanted = await _body(_Session)
+        wanted = await _body(SessionAction)
         service = admin.service
         body = msgspec.json.encode({"type": type_, "session_id": wanted.session_id})
         try:
@@ -61,7 +65,7 @@ def add_actions(app: QuartTrio, admin: Admin, gate: Gate) -> None:
     @app.post("/api/prefetching")
     async def prefetching() -> Response:
         gate.check_action(request.scope["headers"])
-        wanted = await _body(_Prefetching)
+        wanted = await _body(PrefetchingAction)
         _log("pause prefetching" if wanted.paused else "resume prefetching")
         admin.service.backend.pause(wanted.paused)
         return answer({"ok": True, "data": {"paused": wanted.paused}})

@@ -23,7 +23,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _LANGUAGES: Final = ("en", "zh")
-_QUERY_CHARS_MAX: Final = 512
+QUERY_CHARS_MAX: Final = 512
 
 
 class _File(Struct, frozen=True):
@@ -89,9 +89,9 @@ def add_page(app: QuartTrio, admin: Admin, gate: Gate) -> None:
 
 def _asked(name: str) -> str:
     text = request.args.get(name, "")
-    if not text or len(text) > _QUERY_CHARS_MAX:
+    if not text or len(text) > QUERY_CHARS_MAX:
         raise BadRequestError(
-            f"expected ?{name}=…, of 1 to {_QUERY_CHARS_MAX} characters, got {len(text)}"
+            f"expected ?{name}=…, of 1 to {QUERY_CHARS_MAX} characters, got {len(text)}"
         )
     return str(text)
 
