@@ -269,6 +269,14 @@ def config_check(config_path: str | None) -> None:
     sys.exit(check(config_path))
 
 
+@config.command("reference")
+def config_reference() -> None:
+    """Print every key with its type, default, bounds and meaning, as Markdown."""
+    from ramakv.commands.config_reference import run
+
+    sys.exit(run())
+
+
 @main.group()
 def store() -> None:
     """Look at the database."""
