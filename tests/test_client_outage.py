@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -76,6 +77,26 @@ async def test_a_minute_without_the_daemon_loses_nothing_and_costs_it_little(
         for name in "abcde":
             found = await agent.send("session_map", name)
             assert found["chunk_hashes"] == [f"{name}-59"]
+
+
+async def test_a_daemon_that_has_no_time_is_asked_less_and_less_and_in_the_end_told(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Also where its 503 says that no wait is needed."""
+    tries: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(trio.current_time())
+        if len(tries) < 15:
+            return httpx.Response(503, headers={"retry-after": "0"}, json={"ok": False})
+        return httpx.Response(200, json={"ok": True})
+
+    transport = httpx.MockTransport(answer)
+    async with Client("http://daemon", transport=transport, answer_seconds=300) as client:
+        assert (await client.session("s").suspend()).ok
+    gaps = [later - sooner for sooner, later in itertools.pairwise(tries)]
+    assert gaps[0] < 0.5
+    assert all(5.0 <= gap <= 7.5 for gap in gaps[-5:])
 
 
 async def test_a_turn_start_that_missed_its_moment_is_not_sent(

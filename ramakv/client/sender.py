@@ -15,7 +15,7 @@ from ramakv.client.counters import Counters
 from ramakv.client.delivery import Delivery
 from ramakv.client.lanes import Lanes
 from ramakv.client.messages import Message, Reply, failed
-from ramakv.client.outage import Outage
+from ramakv.client.outage import WAIT_SECONDS_BASE, WAIT_SECONDS_MAX, Outage
 from ramakv.client.transport import Transport
 from ramakv.client.verdicts import Answer, TryAgain, settle
 from ramakv.errors import (
@@ -41,6 +41,7 @@ class _Parcel:
         # Not the agent's cancellation ends it, but the client: last events are worth a moment.
         self.scope = anyio.CancelScope(shield=True)
         self.unsure_tries = 0
+        self.put_off = 0
 
 
 class _Complaints:
@@ -88,6 +89,7 @@ class Sender:
         self._connections = anyio.CapacityLimiter(connections_max)
         self._lanes = Lanes[_Parcel]()
         self._waiting: dict[_Parcel, None] = {}
+        self._rng = rng
         self._outage = Outage(rng)
         self._complaints = _Complaints()
         self._empty: anyio.Event | None = None
@@ -166,7 +168,14 @@ class Sender:
                 return verdict
             self.counters.retried += 1
             self._wait_first(parcel)
-            await anyio.sleep(verdict.wait_seconds)
+            if not verdict.is_outage:  # an outage is waited for where the next try begins
+                await anyio.sleep(self._pause(parcel, verdict.wait_seconds))
+
+    def _pause(self, parcel: _Parcel, asked_seconds: float) -> float:
+        """Say how long to wait after a 503: what it asks for, and more from time to time."""
+        parcel.put_off += 1
+        longest = min(WAIT_SECONDS_BASE * 2.0 ** min(parcel.put_off, 16), WAIT_SECONDS_MAX)
+        return max(asked_seconds, longest) * self._rng.uniform(1.0, 1.5)  # not all at once
 
     def _wait_first(self, parcel: _Parcel) -> None:
         """Have an event wait again, as the oldest: it has been sent before."""
