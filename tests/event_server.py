@@ -22,6 +22,8 @@ class Answer:
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    after: threading.Event | None = None
+    """The answer waits until this is set."""
 
 
 def ok(**data: Any) -> Answer:
@@ -55,6 +57,8 @@ class EventServer:
             self.in_hand_most = max(self.in_hand_most, self._in_hand)
             answer = self.answer(event)
         time.sleep(answer.seconds)
+        if answer.after is not None:
+            answer.after.wait(30)
         with self._lock:
             self._in_hand -= 1
         return answer

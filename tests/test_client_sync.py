@@ -15,7 +15,7 @@ from tests.event_server import Answer, event_server, ok, refusal
 def test_sessions_turns_and_forks_read_like_the_async_ones() -> None:
     with (
         event_server(lambda event: ok(fork_id=1)) as served,
-        SyncClient(served.url) as client,
+        SyncClient(served.url, close_seconds=30) as client,
         client.session("s", on_exit="suspend") as session,
     ):
         with session.turn() as turn:
@@ -44,7 +44,7 @@ def test_sessions_turns_and_forks_read_like_the_async_ones() -> None:
 def test_no_call_waits_for_a_slow_daemon() -> None:
     with (
         event_server(lambda event: Answer(200, {"ok": True}, seconds=0.3)) as served,
-        SyncClient(served.url) as client,
+        SyncClient(served.url, close_seconds=30) as client,
     ):
         delivery = client.session("s").turn_end(["a"])
         client.session("s").turn_end(["b"])
@@ -57,7 +57,7 @@ def test_no_call_waits_for_a_slow_daemon() -> None:
 def test_its_thread_ends_with_its_block() -> None:
     before = set(threading.enumerate())
     with event_server() as served:
-        with SyncClient(served.url) as client:
+        with SyncClient(served.url, close_seconds=30) as client:
             mine = set(threading.enumerate()) - before
             client.session("s").close()
         assert len(mine) >= 1
@@ -71,7 +71,7 @@ def test_several_threads_keep_their_order_each() -> None:
 
     with (
         event_server() as served,
-        SyncClient(served.url) as client,
+        SyncClient(served.url, close_seconds=30) as client,
         ThreadPoolExecutor(4) as threads,
     ):
         list(threads.map(work, "abcd"))
@@ -82,10 +82,10 @@ def test_several_threads_keep_their_order_each() -> None:
 
 def test_what_is_called_after_its_end_is_dropped_quietly_or_raised_where_asked() -> None:
     with event_server() as served:
-        with SyncClient(served.url) as client:
+        with SyncClient(served.url, close_seconds=30) as client:
             pass
         assert isinstance(client.health().wait().cause, EventDroppedError)
-        with SyncClient(served.url, raise_errors=True) as strict:
+        with SyncClient(served.url, close_seconds=30, raise_errors=True) as strict:
             pass
         with pytest.raises(EventDroppedError, match="closed"):
             strict.health().wait()
@@ -93,10 +93,10 @@ def test_what_is_called_after_its_end_is_dropped_quietly_or_raised_where_asked()
 
 def test_it_raises_only_where_asked() -> None:
     with event_server(lambda event: refusal(404, "session 's' not found")) as served:
-        with SyncClient(served.url) as client:
+        with SyncClient(served.url, close_seconds=30) as client:
             assert client.session("s").map().wait().error == "session 's' not found"
         with (
-            SyncClient(served.url, raise_errors=True) as client,
+            SyncClient(served.url, close_seconds=30, raise_errors=True) as client,
             pytest.raises(EventRefusedError, match="not found"),
         ):
             client.session("s").map().wait()
@@ -108,5 +108,5 @@ def test_the_blocks_own_error_comes_out_as_it_is() -> None:
             raise ValueError("mine")
 
     with event_server() as served, pytest.raises(ValueError, match="mine"):
-        work(SyncClient(served.url))
+        work(SyncClient(served.url, close_seconds=30))
     assert served.types() == ["session_close"]

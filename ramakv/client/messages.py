@@ -97,7 +97,8 @@ def _check(type_: str, fields: dict[str, Any]) -> None:
         if not isinstance(value, str) or not value:
             raise EventInvalidError(f"{type_}: {name}: expected a non-empty string, got {value!r}")
     if type_ == "turn_end":
-        hashes = fields["kv_transfer_params"]["chunk_hashes"]
+        params = fields.get("kv_transfer_params")
+        hashes = params.get("chunk_hashes") if isinstance(params, dict) else None
         if not isinstance(hashes, Sequence) or isinstance(hashes, str | bytes):
             raise EventInvalidError(
                 f"turn_end: chunk_hashes: expected a list of non-empty strings, got {hashes!r}"
