@@ -14,6 +14,7 @@ from ramakv.commands.lmcache_cli import lmcache
 from ramakv.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:6998"
+DEFAULT_ADMIN_URL = "http://127.0.0.1:6997"
 
 _config_option = click.option(
     "--config",
@@ -231,6 +232,36 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise click.BadParameter(f"expected max or a number above 0, got {text!r}")
     return value
+
+
+@main.command()
+@click.option(
+    "--url",
+    default=DEFAULT_ADMIN_URL,
+    show_default=True,
+    metavar="URL",
+    help="Address for operators: http://host:port, https://host:port or unix:/path.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@click.option("--once", is_flag=True, help="Print it once and end.")
+@_token_option
+@_ca_file_option
+def top(url: str, interval: float, once: bool, token: str | None, ca_file: str | None) -> None:
+    """Watch a running daemon: sessions, events, LMCache, evictions.
+
+    It asks the listener for operators (admin.listen_addr). Where the output is no terminal it
+    is plain text, one picture after the other. Ctrl-C ends it.
+    """
+    from ramakv.commands.top import run
+
+    sys.exit(run(url, token, ca_file, interval, once=once))
 
 
 @main.command()

@@ -24,7 +24,18 @@ def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "serve", "event", "demo", "replay", "config", "config show", "store", "store check"],
+    [
+        "",
+        "serve",
+        "event",
+        "top",
+        "demo",
+        "replay",
+        "config",
+        "config show",
+        "store",
+        "store check",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     code, out, _ = run(*command.split(), "--help")
