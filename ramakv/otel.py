@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import Final, NamedTuple
 
 from opentelemetry.context import Context
@@ -54,42 +54,30 @@ class _Tracers(NamedTuple):
 
 
 class OtelTrace:
-    """A `tracing.Trace`: a span, and those who begin others."""
+    """A `tracing.Trace`: a span, and those who begin others.
 
-    __slots__ = ("_tracers", "span")
+    As a context manager it is the current one until the block ends, and then its span ends.
+    """
+
+    __slots__ = ("_token", "_tracers", "is_sampled", "span")
 
     def __init__(self, tracers: _Tracers, span: Span) -> None:
         self._tracers = tracers
         self.span = span
+        self.is_sampled = span.get_span_context().trace_flags.sampled
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether it is to be exported; also after its end."""
-        return self.span.get_span_context().trace_flags.sampled
+    def child(self, name: str, *, is_call: bool) -> OtelTrace:
+        """Begin a span for a part of this one."""
+        context = set_span_in_context(self.span)
+        span = self._tracers.requests.start_span(name, context, _kind(is_call))
+        return OtelTrace(self._tracers, span)
 
-    @contextmanager
-    def child(self, name: str, *, is_call: bool) -> Iterator[OtelTrace]:
-        """Begin a span for a part of this one; where this one is not sampled, go on with it."""
-        span = self.span
-        if self.is_sampled:
-            context = set_span_in_context(span)
-            span = self._tracers.requests.start_span(name, context, _kind(is_call))
-        with _under_way(OtelTrace(self._tracers, span)) as trace:
-            yield trace
-
-    @contextmanager
-    def linked(
-        self, name: str, others: Sequence[tracing.Trace], *, is_call: bool
-    ) -> Iterator[OtelTrace]:
-        """Begin a trace of its own, with links to those of these that are sampled."""
-        sampled = [o for o in others if isinstance(o, OtelTrace) and o.is_sampled]
-        span = self.span
-        if sampled:
-            links = [Link(other.span.get_span_context()) for other in sampled]
-            start = self._tracers.joint.start_span
-            span = start(name, Context(), _kind(is_call), links=links)
-        with _under_way(OtelTrace(self._tracers, span)) as trace:
-            yield trace
+    def linked(self, name: str, others: Sequence[tracing.Trace], *, is_call: bool) -> OtelTrace:
+        """Begin a trace of its own, with links to these."""
+        spans = [other.span for other in others if isinstance(other, OtelTrace)]
+        links = [Link(span.get_span_context()) for span in spans]
+        span = self._tracers.joint.start_span(name, Context(), _kind(is_call), links=links)
+        return OtelTrace(self._tracers, span)
 
     def headers(self) -> dict[str, str]:
         """Return `traceparent`, and `tracestate` where there is one."""
@@ -100,6 +88,25 @@ class OtelTrace:
     def note(self, facts: tracing.Facts) -> None:
         """Add attributes."""
         self.span.set_attributes(facts)
+
+    def __enter__(self) -> OtelTrace:
+        self._token = tracing.make_current(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and not (
+            isinstance(error, EventError) and error.status < _SERVER_FAULT
+        ):
+            name = type(error).__name__
+            self.span.set_attribute("error.type", name)
+            self.span.set_status(Status(StatusCode.ERROR, str(error) or name))
+        tracing.restore(self._token)
+        self.span.end()
 
 
 class Traces:
@@ -122,19 +129,17 @@ class Traces:
             *(provider.get_tracer("ramakv", __version__) for provider in providers)
         )
 
-    @contextmanager
-    def request(self, name: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[OtelTrace]:
+    def request(self, name: str, headers: Iterable[tuple[bytes, bytes]]) -> OtelTrace:
         """Begin the span of a request, in the trace that its headers name, or in a new one."""
         carried: dict[str, str] = {}
         for key, value in headers:
             if key in (b"traceparent", b"tracestate"):
                 # Of the second there may be several; of the first, then none is valid.
-                name_, text = key.decode(), value.decode("latin-1")
-                carried[name_] = f"{carried[name_]},{text}" if name_ in carried else text
-        context = _w3c.extract(carried, Context())
+                header, text = key.decode(), value.decode("latin-1")
+                carried[header] = f"{carried[header]},{text}" if header in carried else text
+        context = _w3c.extract(carried, Context()) if carried else Context()
         span = self._tracers.requests.start_span(name, context, SpanKind.SERVER)
-        with _under_way(OtelTrace(self._tracers, span)) as trace:
-            yield trace
+        return OtelTrace(self._tracers, span)
 
     def close(self) -> None:
         """Export what waits, for a moment at most."""
@@ -152,20 +157,3 @@ def open_traces(config: Tracing) -> Traces:
 
 def _kind(is_call: bool) -> SpanKind:
     return SpanKind.CLIENT if is_call else SpanKind.INTERNAL
-
-
-@contextmanager
-def _under_way(trace: OtelTrace) -> Iterator[OtelTrace]:
-    """Make a trace the current one; at the end of the block, end its span."""
-    token = tracing.make_current(trace)
-    try:
-        yield trace
-    except BaseException as error:
-        if not isinstance(error, EventError) or error.status >= _SERVER_FAULT:
-            name = type(error).__name__
-            trace.span.set_attribute("error.type", name)
-            trace.span.set_status(Status(StatusCode.ERROR, str(error) or name))
-        raise
-    finally:
-        tracing.restore(token)
-        trace.span.end()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import islice
 from typing import Final, Protocol
@@ -28,6 +28,9 @@ Facts = Mapping[str, str | int | bool]
 
 class Trace(Protocol):
     """A span that is under way. One that it begins is the current one until its block ends."""
+
+    is_sampled: bool
+    """Whether it is exported. Where not, no more spans are begun."""
 
     def child(self, name: str, *, is_call: bool) -> AbstractContextManager[Trace]:
         """Begin a span for a part of this one; `is_call`: a request to somebody else."""
@@ -55,23 +58,36 @@ make_current = _current.set
 """Work on a trace from here on, or, with None, on none: a task begins with that of its maker."""
 
 restore = _current.reset
-"""Go back to what `make_current` returned."""
+"""Go back to what was before `make_current`, which returned this token."""
 
 
 def span(name: str) -> Span:
     """Begin a span for a part of what this task works on."""
     trace = _current.get()
-    return _OFF if trace is None else trace.child(name, is_call=False)
+    return _OFF if trace is None or not trace.is_sampled else trace.child(name, is_call=False)
 
 
 def resumed(trace: Trace | None, name: str, *, is_call: bool = False) -> Span:
     """Go on with a trace in another task."""
-    return _OFF if trace is None else trace.child(name, is_call=is_call)
+    if trace is None:
+        return _OFF
+    return trace.child(name, is_call=is_call) if trace.is_sampled else _passing_on(trace)
+
+
+@contextmanager
+def _passing_on(trace: Trace) -> Iterator[None]:
+    """Make a trace the current one, without a span: whoever is called may want to know."""
+    token = _current.set(trace)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def joined(traces: Iterable[Trace | None], name: str, *, is_call: bool = False) -> Span:
-    """Do something for many at once."""
-    known = list(islice((trace for trace in traces if trace is not None), LINKS_MAX))
+    """Do something for many at once; it is a trace where it is about one that is sampled."""
+    sampled = (trace for trace in traces if trace is not None and trace.is_sampled)
+    known = list(islice(sampled, LINKS_MAX))
     return known[0].linked(name, known, is_call=is_call) if known else _OFF
 
 

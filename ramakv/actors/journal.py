@@ -200,7 +200,9 @@ class Journal:
 
     def _note(self, trace: Trace, generation: int, commits: Sequence[Commit]) -> None:
         trace.note({"ramakv.generation": generation, "ramakv.commits": len(commits)})
-        released = [commit.trace for commit in commits if commit.trace and commit.write.outbox]
+        released = [
+            commit.trace for commit in commits if commit.trace is not None and commit.write.outbox
+        ]
         self.releases.add(generation, released)
 
     async def _write_one_by_one(self, commits: list[Commit], error: StoreError) -> None:

@@ -57,9 +57,9 @@ class TracedHandler:
         type_ = codec.type_of(event)
         with span(f"event {type_}") as trace:
             if trace is not None:
-                trace.note({"ramakv.event.type": type_})
-                if isinstance(event, events.SessionEvent):
-                    trace.note({"ramakv.session.id": event.session_id})
+                session = getattr(event, "session_id", None)
+                known = {} if session is None else {"ramakv.session.id": session}
+                trace.note({"ramakv.event.type": type_, **known})
             try:
                 return await self._handler.handle(event)
             except EventError as error:
