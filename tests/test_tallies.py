@@ -200,7 +200,7 @@ async def test_of_many_chunks_the_spread_is_not_counted_at_each_look(
         await agent.turn_end("s", *(f"c{number}" for number in range(20_000)))
         first = await agent.service.refcount.spread()
         assert await agent.service.refcount.spread() is first
-        await trio.sleep(0.2)
+        await trio.sleep(0.3)
         assert await agent.service.refcount.spread() is not first
 
 

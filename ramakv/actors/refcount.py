@@ -29,8 +29,8 @@ _BURST_MAX = 64
 _SPREAD_SLICE = 50_000
 """Counts looked at between two checkpoints: about a millisecond."""
 
-_SPREAD_SECONDS_PER_CHUNK = 5e-6
-"""How old a spread may be: counting takes a hundredth of it, however often somebody asks."""
+_SPREAD_SECONDS_PER_CHUNK = 1e-5
+"""How old a spread may be: counting it takes a hundredth of that, however often somebody asks."""
 
 
 class Owner(NamedTuple):
