@@ -7,7 +7,6 @@ variables (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_EXPORTER_OTLP_HEADERS, O
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -15,8 +14,7 @@ from typing import Final, NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.environment_variables import OTEL_SERVICE_NAME
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -114,10 +112,8 @@ class Traces:
 
     def __init__(self, processor: SpanProcessor) -> None:
         """Take what exports spans. Which requests are sampled, the environment says."""
-        facts = {"service.version": __version__}
-        if not os.environ.get(OTEL_SERVICE_NAME):
-            facts["service.name"] = "ramakv"
-        resource = Resource.create(facts)
+        ours = Resource.create({"service.name": "ramakv", "service.version": __version__})
+        resource = ours.merge(OTELResourceDetector().detect())  # what the environment says, wins
         providers = (
             TracerProvider(resource=resource, shutdown_on_exit=False),
             TracerProvider(resource=resource, shutdown_on_exit=False, sampler=ALWAYS_ON),

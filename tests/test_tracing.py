@@ -20,7 +20,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ramakv import tracing
+from ramakv import __version__, tracing
 from ramakv.errors import StoreFullError
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.service import Service, open_service
@@ -316,6 +316,25 @@ async def test_a_trace_that_cannot_be_read_is_a_new_one(
         request = named(daemon.spans(), "POST /event")
     assert request.parent is None
     assert f"{request.context.trace_id:032x}" != CALLER
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OTEL_SERVICE_NAME", "ours"), ("OTEL_RESOURCE_ATTRIBUTES", "service.name=ours,rack=7")],
+)
+async def test_the_environment_may_name_the_service(
+    variable: str,
+    value: str,
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    async with traced(tmp_path) as daemon:
+        await daemon.post({"type": "health"})
+        attributes = daemon.spans()[0].resource.attributes
+    assert attributes["service.name"] == "ours"
+    assert attributes["service.version"] == __version__
 
 
 async def test_where_traces_are_off_nothing_is_current(
