@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from bench.residency.trace import Turn
 from bench.virtual_time import run_inline, wall_clock
 from ramakv import codec, events
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Config
-from ramakv.errors import ConfigError, EventError
+from ramakv.errors import BackendError, ConfigError, EventError
 from ramakv.lmcache.backend import fresh_lookup_id
 from ramakv.lmcache.client import LMCacheClient
 from ramakv.service import Service, open_service
@@ -104,7 +104,7 @@ class Ramakv:
 
     service: Service
     meter: Meter
-    events: int = 0
+    events_sent: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     _last: dict[str, Sequence[str]] = field(default_factory=dict)
     _forks: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Ramakv:
 
     async def _send(self, body: dict[str, Any]) -> events.Data | None:
         content = msgspec.json.encode(body)
-        self.events += 1
+        self.events_sent += 1
         with self.meter.counting("daemon"):
             event = codec.decode_event(content, self.service.config.limits)
             assert isinstance(event, events.Event)
@@ -188,7 +188,8 @@ class RustDaemon:
             self._counts.update(chunks)
         if chunks:
             async with self._limiter:
-                await self._client.prefetch(chunks, fresh_lookup_id())
+                with suppress(BackendError):  # the transport has counted it
+                    await self._client.prefetch(chunks, fresh_lookup_id())
 
     async def turn_end(self, turn: Turn) -> None:
         session = turn.request.session
@@ -213,7 +214,8 @@ class RustDaemon:
             del self._counts[chunk]
         if free:
             async with self._limiter:
-                await self._client.evict(free, (HOT_LOCATION, DISK_LOCATION))
+                with suppress(BackendError):
+                    await self._client.evict(free, (HOT_LOCATION, DISK_LOCATION))
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -140,5 +141,6 @@ class EngineTransport(httpx.AsyncBaseTransport):
 
     async def _ask_app(self, request: httpx.Request) -> httpx.Response:
         if self._other is None:
-            self._other = httpx.ASGITransport(create_worker_app(self._node))
+            app: Any = create_worker_app(self._node)
+            self._other = httpx.ASGITransport(app)
         return await self._other.handle_async_request(request)

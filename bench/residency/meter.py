@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -25,7 +25,7 @@ class Meter(trio.abc.Instrument):
     """
 
     def __init__(self) -> None:
-        self.seconds: Counter[Who] = Counter()
+        self.seconds: dict[Who, float] = defaultdict(float)
         self._who: Who = "replay"
         self._since = time.thread_time()
         self._acting: dict[trio.lowlevel.Task, Who] = {}

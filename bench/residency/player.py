@@ -184,6 +184,6 @@ class _Player:
         self._counted["cpu_seconds_of"] = dict(self.meter.seconds)
         if isinstance(coordinator, Ramakv):
             daemon = self.meter.seconds["daemon"]
-            self._counted["events"] = coordinator.events
+            self._counted["events"] = coordinator.events_sent
             self._counted["events_refused"] = sum(coordinator.refused.values())
-            self._counted["daemon_cpu_us_per_event"] = 1e6 * daemon / coordinator.events
+            self._counted["daemon_cpu_us_per_event"] = 1e6 * daemon / coordinator.events_sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,17 @@ def draw(report: dict[str, Any], folder: Path) -> dict[str, str]:
     for model in MODELS:
         canvas = Canvas(figsize=(11, 5), layout="constrained")
         for axes, key in zip(canvas.subplots(1, 2), ("mean", "p90"), strict=True):
-            _lines(axes, results, lambda result, m=model, k=key: result["ttft_ms_by_model"][m][k])
+            _lines(axes, results, partial(_first_token_ms, model, key))
             axes.set(title=key, ylabel="ms")
             axes.set_ylim(bottom=0)
         title = f"Time to the first token against capacity, {model.upper()} model"
         found[title] = save(canvas, title, folder / f"ttft-{model}")
     return found
+
+
+def _first_token_ms(model: str, key: str, result: Result) -> float:
+    value: float = result["ttft_ms_by_model"][model][key]
+    return value
 
 
 def _lines(axes: Any, results: list[Result], value: Callable[[Result], float]) -> None:

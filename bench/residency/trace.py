@@ -61,4 +61,5 @@ def _block_tokens(turns: list[Turn]) -> int:
     tokens = sum(turn.request.tokens_in for turn in turns if turn.hashes)
     estimate = tokens / most
     # Half a block of each request lies beyond its last whole one; powers of two are usual.
-    return min((2**power for power in range(4, 14)), key=lambda size: abs(size - estimate))
+    sizes = [1 << power for power in range(4, 14)]
+    return min(sizes, key=lambda size: abs(size - estimate))
