@@ -276,6 +276,19 @@ def test_a_trace_that_is_not_there_is_one_clear_line(
     assert "none.jsonl" in capsys.readouterr().err
 
 
+def test_the_daemons_configuration_can_be_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = traced(tmp_path, a_request(0, "s", 1, 1, 2), a_request(10, "s", 2, 1, 2))
+    silent = replay(trace, Setting(1.0, "off", overrides={"turn_start_prefetch": False}))
+    assert silent["prefetch_calls_per_turn"] == 0
+    chatty = replay(trace, Setting(1.0, "off", overrides={"backend.chunks_per_call_max": 1}))
+    assert chatty["prefetch_calls_per_turn"] == pytest.approx(2 / 2)
+    words = [str(tmp_path / "trace.jsonl"), "--policies", "off", "--set", "backend.kind=magic"]
+    assert main(words) == 2
+    assert "magic" in capsys.readouterr().err
+
+
 def test_a_policy_that_does_not_exist_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

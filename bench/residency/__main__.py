@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -59,6 +60,17 @@ def seconds(text: str) -> float:
     return number
 
 
+def override(text: str) -> tuple[str, Any]:
+    """Read `key=value`; the value is TOML, or a bare word."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected key=value")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.residency", description=__doc__)
@@ -85,6 +97,14 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default=300.0,
         help="a pause after which the Rust daemon's agents suspend their session",
     )
+    parser.add_argument(
+        "--set",
+        type=override,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of ramakv's configuration, such as turn_start_prefetch=false; may be repeated",
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(words)
 
@@ -100,6 +120,7 @@ def settings(given: argparse.Namespace) -> list[Setting]:
             call_seconds=given.call_seconds,
             suspend_after_seconds=given.suspend_after_seconds,
             seed=given.seed,
+            overrides=dict(given.set),
         )
         for a_share in given.shares
         for policy in given.policies
@@ -120,8 +141,11 @@ def describe(
             "block_tokens": trace.block_tokens,
         },
         "options": {
-            name: getattr(given, name)
-            for name in ("model", "disk_share", "call_seconds", "suspend_after_seconds", "seed")
+            **{
+                name: getattr(given, name)
+                for name in ("model", "disk_share", "call_seconds", "suspend_after_seconds", "seed")
+            },
+            "set": dict(given.set),
         },
         "models": {name: asdict(model) for name, model in MODELS.items()},
         "results": results,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -54,8 +55,13 @@ class Nobody:
 # ramakv ----------------------------------------------------------------------------------
 
 
-def ramakv_config(folder: Path, policy: str, hot_chunks: int) -> Config:
-    """Return the configuration of a replay's daemon. Raises ConfigError."""
+def ramakv_config(
+    folder: Path, policy: str, hot_chunks: int, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Config:
+    """Return the configuration of a replay's daemon; `overrides` are by dotted key.
+
+    Raises ConfigError.
+    """
     table: dict[str, Any] = {
         "lmcache_url": ENGINE_URL,
         "session_store_path": str(folder / "sessions.db"),
@@ -67,10 +73,13 @@ def ramakv_config(folder: Path, policy: str, hot_chunks: int) -> Config:
         if policy != "off":
             raise ConfigError(f"policy {policy!r}: this ramakv has no [residency]; expected 'off'")
         del table["residency"]
+    for key, value in overrides.items():
+        section, _, name = key.rpartition(".")
+        (table.setdefault(section, {}) if section else table)[name] = value
     try:
         return msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"policy {policy!r}: {error}") from error
+        raise ConfigError(f"the daemon of policy {policy!r}: {error}") from error
 
 
 @asynccontextmanager

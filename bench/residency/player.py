@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,14 @@ class Setting:
     suspend_after_seconds: float = 300.0
     """When the Rust daemon's agents suspend a session that pauses."""
     seed: int = 0
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Of ramakv's configuration, by dotted key."""
 
 
 def check(setting: Setting) -> None:
     """Raise ConfigError where there is no such replay."""
     if setting.policy not in BASELINES:
-        ramakv_config(Path(), setting.policy, 1)
+        ramakv_config(Path(), setting.policy, 1, setting.overrides)
 
 
 def replay(
@@ -152,7 +154,7 @@ class _Player:
             async with open_rust_daemon(transport, setting.suspend_after_seconds) as rust:
                 yield rust
         else:
-            config = ramakv_config(self._folder, setting.policy, self._capacity)
+            config = ramakv_config(self._folder, setting.policy, self._capacity, setting.overrides)
             async with open_ramakv(config, transport, setting.seed) as ramakv:
                 yield ramakv
 
