@@ -165,6 +165,18 @@ async def test_turns_are_noted_from_their_start_to_their_end(
             assert turns.in_turn == 0, ending
 
 
+async def test_the_turns_of_a_session_that_is_over_are_forgotten(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        turns = agent.service.router.turns
+        await agent.turn_end("s", "a")
+        await agent.send("session_suspend", "s")
+        assert len(turns.of("s")) == 1
+        await agent.send("session_close", "s")
+        assert len(turns.of("s")) == 0
+
+
 # Prefetching, paused
 
 

@@ -309,8 +309,7 @@ class Router:
         place.adopt(state)
         if state.status is not Status.UNKNOWN:
             self._arrived(place)
-        if state.status is not Status.ACTIVE:
-            self.turns.left(place)
+        self.turns.state_changed(place)
 
     # Life and death of actors ------------------------------------------------------------
 

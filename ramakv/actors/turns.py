@@ -46,21 +46,31 @@ class Turns:
 
     def note(self, place: Place | None, event: events.SessionEvent, outcome: object) -> None:
         """Note an event that was applied."""
+        if place is None:
+            return
         if isinstance(outcome, events.TurnEndData):
-            began = self.left(place)
+            began = self._leave(place)
+            if place.status is Status.UNKNOWN:
+                return  # closed by now, and forgotten
             seconds = None if began is None else trio.current_time() - began
             turn = Turn(self._now_ms(), seconds, outcome.chunk_count, outcome.evicted_count)
             self._keep(event.session_id, turn)
-        elif isinstance(event, events.TurnStart) and place and place.status is Status.ACTIVE:
+        elif isinstance(event, events.TurnStart) and place.status is Status.ACTIVE:
             self.in_turn += place.turn_began is None
             place.turn_began = trio.current_time()
 
-    def left(self, place: Place | None) -> float | None:
-        """Note that a session is in no turn any more; returns when that one began."""
-        if place is None or (began := place.turn_began) is None:
-            return None
-        self.in_turn -= 1
-        place.turn_began = None
+    def state_changed(self, place: Place) -> None:
+        """Note what became of a session: only an active one is in a turn."""
+        if place.status is not Status.ACTIVE:
+            self._leave(place)
+        if place.status is Status.UNKNOWN:
+            self._ended.pop(place.session_id, None)
+
+    def _leave(self, place: Place) -> float | None:
+        """End a session's turn, if it is in one; returns when that began."""
+        if (began := place.turn_began) is not None:
+            self.in_turn -= 1
+            place.turn_began = None
         return began
 
     def _keep(self, session_id: str, turn: Turn) -> None:

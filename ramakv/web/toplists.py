@@ -28,7 +28,8 @@ _COST_SHARE: Final = 0.01
 _SLICE_SECONDS: Final = 0.001
 _LOOKUPS_MAX: Final = 400_000
 """Most chunks of awake sessions that are looked at in one go."""
-_CANDIDATES_MAX: Final = 200
+_CANDIDATES_MAX: Final = 1000
+"""Chunks that are looked at closely; of a longer prefix that many share, only so many are told."""
 
 
 class _Slices:
@@ -96,10 +97,9 @@ class TopLists:
         """Among awake sessions, find the chunks with most references, then who holds them."""
         awake = self._service.router.awake()[::-1]
         candidates: dict[str, int] = {}
-        floor, lookups = 1, 0
+        floor = 1
         async for place in self._sharing.over(_within(awake, _LOOKUPS_MAX)):
             held = _held(place)
-            lookups += len(held)
             counts = self._service.refcount.counts_of(held)
             candidates |= {chunk: count for chunk, count in counts.items() if count > floor}
             if len(candidates) > 10 * _CANDIDATES_MAX:
