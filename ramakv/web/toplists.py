@@ -28,7 +28,7 @@ _COST_SHARE: Final = 0.01
 _SLICE_SECONDS: Final = 0.001
 _LOOKUPS_MAX: Final = 400_000
 """Most chunks of awake sessions that are looked at in one go."""
-_CANDIDATES_MAX: Final = 1000
+_CANDIDATES_MAX: Final = 400
 """Chunks that are looked at closely; of a longer prefix that many share, only so many are told."""
 
 
@@ -108,10 +108,11 @@ class TopLists:
         due = self._sharing.due
         best = heapq.nlargest(_CANDIDATES_MAX, candidates.items(), key=lambda item: item[1])
         wanted = {chunk for chunk, _ in best}
-        holders: dict[str, list[str]] = defaultdict(list)
+        holders: dict[str, _Holders] = defaultdict(_Holders)
         async for place in self._sharing.over(_within(awake, _LOOKUPS_MAX) if wanted else ()):
+            mark = hash(place.session_id)
             for chunk in wanted.intersection(_held(place)):
-                holders[chunk].append(place.session_id)
+                holders[chunk].add(place.session_id, mark)
         self._sharing.due += due - trio.current_time()  # both passes count
         self.shared = _grouped(best, holders)
 
@@ -130,21 +131,31 @@ def _held(place: Place) -> ChunkMap:
     return () if place.actor is None else place.actor.references
 
 
-def _grouped(best: Sequence[tuple[str, int]], holders: dict[str, list[str]]) -> list[SharedChunks]:
+class _Holders:
+    """The first of those who hold a chunk, and a mark of them all: the same for the same ones."""
+
+    __slots__ = ("mark", "named")
+
+    def __init__(self) -> None:
+        self.mark = 0
+        self.named: list[str] = []
+
+    def add(self, session_id: str, mark: int) -> None:
+        self.mark ^= mark
+        if len(self.named) < _NAMED_MAX:
+            self.named.append(session_id)
+
+
+def _grouped(best: Sequence[tuple[str, int]], holders: dict[str, _Holders]) -> list[SharedChunks]:
     """Put chunks together that the same sessions hold."""
-    groups: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[str]] = defaultdict(list)
     for chunk, count in best:
-        groups[count, tuple(holders[chunk])].append(chunk)
+        groups[count, holders[chunk].mark].append(chunk)
     ordered = sorted(groups.items(), key=lambda item: (-item[0][0], -len(item[1])))
+    shown = [(count, chunks, holders[chunks[0]].named) for (count, _), chunks in ordered[:ROWS_MAX]]
     return [
-        SharedChunks(
-            first=chunks[0],
-            chunks=len(chunks),
-            references=count,
-            sessions=list(sessions[:_NAMED_MAX]),
-            more=max(0, count - len(sessions[:_NAMED_MAX])),
-        )
-        for (count, sessions), chunks in ordered[:ROWS_MAX]
+        SharedChunks(chunks[0], len(chunks), count, named, more=max(0, count - len(named)))
+        for count, chunks, named in shown
     ]
 
 
