@@ -87,6 +87,7 @@ async def test_what_happened_is_what_the_figures_say(
     assert value(found, "ramakv_backend_call_duration_seconds_count", call="evict") >= 1
     assert value(found, "ramakv_backend_degraded") == 0
     assert value(found, "ramakv_backend_breaker_state", state="closed") == 1
+    assert value(found, "ramakv_prefetching_paused") == 0
     assert value(found, "ramakv_commits_total") == 5
     assert value(found, "ramakv_transaction_commits_sum") == 5
     assert value(found, "process_start_time_seconds") > 1e9
@@ -98,11 +99,13 @@ async def test_an_outage_shows(tmp_path: Path, autojump_clock: MockClock) -> Non
         for _ in range(8):
             await agent.send("turn_start", "s")
         await agent.turn_end("s", "z")
+        agent.service.backend.pause(True)
         await trio.sleep(3)
         found = await figures(agent.service)
     assert value(found, "ramakv_backend_breaker_state", state="closed") == 0
     assert value(found, "ramakv_backend_breaker_openings_total") == 1
     assert value(found, "ramakv_backend_degraded") == 1
+    assert value(found, "ramakv_prefetching_paused") == 1
     assert value(found, "ramakv_prefetches_total", outcome="skipped") > 0
     assert value(found, "ramakv_backend_calls_total", call="evict", outcome="unavailable") > 0
     assert value(found, "ramakv_evictions_waiting") > 0

@@ -252,6 +252,11 @@ def _backend(backend: BackendActor) -> Iterator[Metric]:
         "ramakv_backend_tokens", "Calls that may be made at once, now.", max(0.0, found["tokens"])
     )
     yield _gauge(
+        "ramakv_prefetching_paused",
+        "1 while an operator has paused prefetching.",
+        backend.is_paused,
+    )
+    yield _gauge(
         "ramakv_prefetches_waiting",
         "Prefetches that wait for their turn.",
         found["prefetches_waiting"],
