@@ -72,7 +72,8 @@ async def test_what_happened_is_what_the_figures_say(
     assert value(found, bucket, type="turn_end", le="0.0025") == 0
     assert value(found, bucket, type="turn_end", le="0.005") == 1
     assert value(found, bucket, type="turn_end", le="+Inf") == 1
-    assert value(found, "ramakv_sessions", state="active") == 1
+    assert value(found, "ramakv_sessions", state="in_turn") == 0
+    assert value(found, "ramakv_sessions", state="paused") == 1
     assert value(found, "ramakv_sessions", state="suspended") == 1
     assert value(found, "ramakv_chunks_referenced") == 1
     assert value(found, "ramakv_chunks_shared") == 1
@@ -91,6 +92,18 @@ async def test_what_happened_is_what_the_figures_say(
     assert value(found, "ramakv_commits_total") == 5
     assert value(found, "ramakv_transaction_commits_sum") == 5
     assert value(found, "process_start_time_seconds") > 1e9
+
+
+async def test_a_session_is_in_a_turn_from_its_start_to_its_end(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_agent(tmp_path) as agent:
+        await agent.turn_end("s", "a")
+        await agent.turn_end("t", "a")
+        await agent.send("turn_start", "s")
+        found = await figures(agent.service)
+    assert value(found, "ramakv_sessions", state="in_turn") == 1
+    assert value(found, "ramakv_sessions", state="paused") == 1
 
 
 async def test_an_outage_shows(tmp_path: Path, autojump_clock: MockClock) -> None:

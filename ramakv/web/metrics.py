@@ -114,10 +114,15 @@ def _events(tallies: EventTallies) -> Iterator[Metric]:
 
 def _sessions(daemon: Operable) -> Iterator[Metric]:
     router, found = daemon.router, daemon.router.statistics()
+    in_turn = router.turns.in_turn
     yield _gauge(
         "ramakv_sessions",
-        "Sessions by state. Active ones hold references, suspended ones do not.",
-        {("active",): router.active_sessions, ("suspended",): router.suspended_sessions},
+        "Sessions by state: in_turn and paused (between turns) hold references, suspended do not.",
+        {
+            ("in_turn",): in_turn,
+            ("paused",): router.active_sessions - in_turn,
+            ("suspended",): router.suspended_sessions,
+        },
         "state",
     )
     yield _gauge("ramakv_sessions_awake", "Sessions with an actor in memory.", found["awake"])
