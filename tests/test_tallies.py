@@ -216,6 +216,9 @@ async def test_suspended_sessions_and_unfinished_requests_are_counted(
         async with trio.open_nursery() as nursery:
             for _ in range(5):
                 nursery.start_soon(agent.turn_end, "s", "b")
-            await trio.lowlevel.checkpoint()
-            assert router.unfinished > 0
+            seen = []
+            for _ in range(20):
+                await trio.lowlevel.checkpoint()
+                seen.append(router.unfinished)
+            assert 0 < max(seen) <= 5
         assert router.unfinished == 0
