@@ -328,9 +328,8 @@ def _admin_operation(operation: Operation) -> Schema:
 
 
 def _parameters(operation: Operation) -> Iterator[Schema]:
-    text = {"type": "string", "minLength": 1}
     if operation.asks:
-        schema = {**text, "maxLength": QUERY_CHARS_MAX}
+        schema = {"type": "string", "minLength": 1, "maxLength": QUERY_CHARS_MAX}
         yield {"name": operation.asks, "in": "query", "required": True, "schema": schema}
     if operation.is_action:
         about = "Pages of other sites cannot send it; any value will do."
@@ -339,7 +338,7 @@ def _parameters(operation: Operation) -> Iterator[Schema]:
             "in": "header",
             "required": True,
             "description": about,
-            "schema": text,
+            "schema": {"type": "string"},
             "example": "1",
         }
 
