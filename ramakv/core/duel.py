@@ -1,0 +1,48 @@
+"""A duel: of two ways to run a cache, follow the one that does better on the load of late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TURNS_REMEMBERED = 500
+_TURNS_MIN = 200
+_LEAD_TO_START = 0.015
+"""By so much of all chunks must the challenger be better before it is followed."""
+
+
+@dataclass(slots=True)
+class Duel:
+    """The share of chunks found hot under plain LRU, and under the challenger, both in shadow."""
+
+    turns: int = 0
+    challenger_leads: bool = False
+    _wanted: float = 0.0
+    _lru: float = 0.0
+    _challenger: float = 0.0
+
+    def note(self, wanted: int, lru: int, challenger: int) -> None:
+        """Count one turn's chunks, and how many each had hot; the last turns count most."""
+        fade = 1 - 1 / TURNS_REMEMBERED
+        self.turns += 1
+        self._wanted = self._wanted * fade + wanted
+        self._lru = self._lru * fade + lru
+        self._challenger = self._challenger * fade + challenger
+        if self.challenger_leads:
+            self.challenger_leads = self.lead > 0
+        else:
+            self.challenger_leads = self.turns >= _TURNS_MIN and self.lead > _LEAD_TO_START
+
+    @property
+    def lead(self) -> float:
+        """By what share of the chunks the challenger is better; negative where it is worse."""
+        return self.challenger_share - self.lru_share
+
+    @property
+    def lru_share(self) -> float:
+        """Of the chunks that turns wanted, those that LRU had hot."""
+        return self._lru / self._wanted if self._wanted else 0.0
+
+    @property
+    def challenger_share(self) -> float:
+        """Of the chunks that turns wanted, those that the challenger had hot."""
+        return self._challenger / self._wanted if self._wanted else 0.0

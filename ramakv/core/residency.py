@@ -1,0 +1,395 @@
+"""Residency: which sessions' chunks stay in LMCache's hot tier while their agents are away.
+
+LMCache admits every chunk and lets the ones used longest ago go. Where the sessions do not all
+fit, each one's chunks are gone just before it comes back. So some are kept whole instead: those
+whose chunks yield most hits for the time they stay (see `pauses`). What that takes from outside:
+
+* **bring up** a session's chunks during its pause, when it is likely to come back soon;
+* **renew** those of a resident before their turn to go comes;
+* **demote** a session of which nothing is to be hoped: its room is free at once.
+
+Decisions are made on samples of the sessions' chunks, and on a shadow of the tier as these
+decisions drive it. Plain LRU runs beside it in another shadow; under the policy `auto`, what is
+decided is done only while it does better than LRU (see `duel`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from ramakv.core.chunks import ChunkHash
+from ramakv.core.duel import Duel
+from ramakv.core.pauses import Pauses, Reason, ends_at, reason_of, step_of
+from ramakv.core.shadow import ShadowTier, sample_of, sampling_of
+from ramakv.core.tallies import HotTallies
+
+Policy = Literal["off", "sticky", "auto"]
+
+CANDIDATES_MAX = 4096
+"""Sessions that are thought about: those whose turns ended last."""
+
+_RESERVE = 0.15
+"""Share of the tier that is left to turns as they come."""
+
+_MISFITS_MAX = 16
+"""After so many sessions in a row that do not fit, there is no room for any."""
+
+_LOST_SHARE_MAX = 0.2
+"""A session of which more than this is not hot is brought up; less is not worth a call."""
+
+_HOPELESS = 0.3
+"""What yields less than this share of what the least of the residents does, is demoted."""
+
+_WINDOW = 0.9
+"""Share of the room beside the residents that is looked over, once one of them must be renewed."""
+
+_BROUGHT_UP_MAX = 16
+"""Sessions brought up by one decision: the disk has turns to serve as well."""
+
+
+_TOLD_SECONDS = (5, 20, 60, 600)
+
+
+class Action(Enum):
+    """What is to be done with a session's chunks."""
+
+    BRING_UP = "bring up"
+    RENEW = "renew"
+    DEMOTE = "demote"
+
+
+class Order(NamedTuple):
+    """One thing to do."""
+
+    action: Action
+    session_id: str
+
+
+class Seat(Enum):
+    """Where a session stands."""
+
+    RUNNING = "in a turn"
+    IN = "in"
+    OUT = "out"
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """A session that may stay."""
+
+    session_id: str
+    sample: Sequence[ChunkHash] = ()
+    members: frozenset[ChunkHash] = frozenset()
+    chunks: int = 0
+    reason: Reason = "unknown"
+    is_running: bool = False
+    turns: int = 0
+    """Turns that ended, since it is known."""
+    since: float = 0.0
+    """When its turn began, or ended."""
+    step: int = 0
+    step_ends: float = 0.0
+    is_in: bool = False
+    is_fresh: bool = False
+    """Whether its turn ended since the last decision."""
+    is_demoted: bool = False
+    hot_share: float | None = None
+    """Of what its last turn wanted."""
+
+
+class Standing(NamedTuple):
+    """How a session stands, for people."""
+
+    session_id: str
+    seat: Seat
+    why: str
+    chunks: int
+    paused_seconds: float | None
+    hits_per_second: float
+    hot_share: float | None
+
+
+@dataclass
+class Residency:
+    """What is known of the sessions, who is in, and the two shadows of the tier.
+
+    Times are seconds on one clock. Everything is in memory: after a restart it is told of the
+    sessions again, the one used longest ago first.
+    """
+
+    capacity: int
+    """Chunks that LMCache's hot tier holds."""
+    policy: Policy
+    duel: Duel = field(default_factory=Duel)
+    hot: HotTallies = field(default_factory=HotTallies)
+    _one_of: int = field(init=False)
+    _lru: ShadowTier = field(init=False)
+    _driven: ShadowTier = field(init=False)
+    _pauses: dict[Reason, Pauses] = field(init=False)
+    _sessions: OrderedDict[str, Candidate] = field(init=False)
+    _turn_seconds: float = 8.0
+    _price: float = 0.0
+    _displaced: float = 0.0
+    _displaced_before: int = 0
+
+    def __post_init__(self) -> None:
+        self._one_of = sampling_of(self.capacity)
+        self._lru = ShadowTier(self.capacity // self._one_of)
+        self._driven = ShadowTier(self.capacity // self._one_of)
+        self._pauses = {reason: Pauses() for reason in ("tool", "end", "other", "unknown")}
+        self._sessions = OrderedDict()
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether what is decided is to be done."""
+        return self.policy == "sticky" or (self.policy == "auto" and self.duel.challenger_leads)
+
+    # What happens ------------------------------------------------------------------------
+
+    def turn_started(self, session_id: str, now: float) -> float | None:
+        """Note that a session's turn begins: its chunks are used.
+
+        Returns the share of them that was hot, as far as can be told; None where it cannot.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:  # its turn is open all the same
+            session = self._add(Candidate(session_id, is_running=True))
+        if not session.is_running:
+            pauses, step = self._pauses[session.reason], step_of(now - session.since)
+            pauses.lasted(session.step, step)
+            pauses.ended(step)
+            self._count_hits(session)
+        session.is_running, session.since = True, now
+        session.is_in = session.is_demoted = False
+        self._use(session.sample)
+        return session.hot_share
+
+    def turn_ended(
+        self, session_id: str, chunks: Sequence[ChunkHash], finish_reason: str | None, now: float
+    ) -> None:
+        """Note that a turn ended, and left the session with these chunks."""
+        session = self._sessions.pop(session_id, None) or Candidate(session_id)
+        before, sample = session.members, sample_of(chunks, self._one_of)
+        session.sample, session.members = sample, frozenset(sample)
+        session.chunks = len(chunks)
+        if session.is_running:
+            self._turn_seconds += 0.02 * (now - session.since - self._turn_seconds)
+        if not before:
+            self._count_hits(session)
+        self._use([chunk for chunk in sample if chunk not in before])
+        session.is_running, session.is_in, session.is_demoted = False, False, False
+        session.is_fresh = True
+        session.turns += 1
+        session.since, session.reason = now, reason_of(finish_reason)
+        session.step, session.step_ends = 0, now + ends_at(0)
+        self._add(session)
+
+    def left(self, session_id: str) -> None:
+        """Note that a session was closed or suspended: its chunks are none of ours any more."""
+        self._sessions.pop(session_id, None)
+
+    def failed(self, order: Order) -> None:
+        """Note that a session was not brought up after all."""
+        session = self._sessions.get(order.session_id)
+        if session is not None and order.action is Action.BRING_UP and not session.is_running:
+            session.is_in = False
+            self._driven.drop(session.sample)
+
+    def is_in_turn(self, session_id: str) -> bool:
+        """Whether a session is in a turn, as far as is known: then nothing is done with it."""
+        session = self._sessions.get(session_id)
+        return session is None or session.is_running
+
+    def turns_of(self, session_id: str) -> int:
+        """How many turns of a session ended, since it is known."""
+        session = self._sessions.get(session_id)
+        return 0 if session is None else session.turns
+
+    def is_unknown(self, session_id: str) -> bool:
+        """Whether nothing was heard of a session yet."""
+        return session_id not in self._sessions
+
+    def _add(self, session: Candidate) -> Candidate:
+        self._sessions[session.session_id] = session
+        if len(self._sessions) > CANDIDATES_MAX:
+            self._sessions.popitem(last=False)
+        return session
+
+    def _count_hits(self, session: Candidate) -> None:
+        wanted = len(session.sample)
+        lru, driven = self._lru.hits(session.sample), self._driven.hits(session.sample)
+        if not wanted:
+            return
+        hot = driven if self.is_in_force else lru
+        session.hot_share = hot / wanted
+        self.hot.wanted += wanted * self._one_of
+        self.hot.hot += hot * self._one_of
+        was_in_force = self.is_in_force
+        self.duel.note(wanted, lru, driven)
+        if self.is_in_force and not was_in_force:
+            self._driven.become(self._lru)  # so far, that was what drove the tier
+
+    def _use(self, sample: Sequence[ChunkHash]) -> None:
+        self._lru.use(sample)
+        self._driven.use(sample)
+
+    # Decisions ---------------------------------------------------------------------------
+
+    def decide(self, now: float) -> list[Order]:
+        """Choose who stays, and return what is to be done for that: nothing, if not in force."""
+        for pauses in self._pauses.values():
+            pauses.learn(self._turn_seconds)
+        ranked = self._rank(now)
+        chosen, kept = self._choose(ranked)
+        orders = [*self._demote(ranked, chosen, kept)]
+        orders += self._bring_up(chosen)
+        orders += self._renew(chosen, kept)
+        self._displaced += 0.2 * (self._driven.displaced - self._displaced_before - self._displaced)
+        self._displaced_before = self._driven.displaced
+        return orders if self.is_in_force else []
+
+    def _rank(self, now: float) -> list[tuple[float, Candidate]]:
+        """Those of whom hits are to be expected, the best first; ages the pauses."""
+        ranked = []
+        for session in self._sessions.values():
+            if not session.is_running and now >= session.step_ends:
+                step = step_of(now - session.since)
+                self._pauses[session.reason].lasted(session.step, step)
+                session.step, session.step_ends = step, session.since + ends_at(step)
+            if (worth := self._yield_of(session)) > 0:
+                ranked.append((worth, session))
+        ranked.sort(key=lambda entry: entry[0], reverse=True)
+        return ranked
+
+    def _yield_of(self, session: Candidate) -> float:
+        pauses = self._pauses[session.reason]
+        if session.is_running:
+            return pauses.yield_running
+        # Just after its turn a session's chunks are hot, whoever is in.
+        if session.is_in or session.is_fresh:
+            return pauses.yield_kept(session.step)
+        return pauses.yield_loaded(session.step)
+
+    def _choose(
+        self, ranked: Iterable[tuple[float, Candidate]]
+    ) -> tuple[list[Candidate], set[ChunkHash]]:
+        """Fill the room with the best; chunks that sessions share count once.
+
+        Returns the ones that pause, and their chunks. Sessions in a turn take room and are left
+        alone: LMCache has just used their chunks.
+        """
+        room = int(self._driven.capacity * (1 - _RESERVE))
+        taken: set[ChunkHash] = set()
+        kept: set[ChunkHash] = set()
+        chosen: list[Candidate] = []
+        misfits, price = 0, 0.0
+        for worth, session in ranked:
+            if len(taken) + len(session.members - taken) > room:
+                misfits += 1
+                if misfits > _MISFITS_MAX:
+                    break
+                continue
+            misfits = 0
+            taken |= session.members
+            if not session.is_running:
+                chosen.append(session)
+                kept |= session.members
+                price = worth
+        # Where there is room for all, none is hopeless.
+        self._price = price if misfits else 0.0
+        return chosen, kept
+
+    def _demote(
+        self,
+        ranked: Iterable[tuple[float, Candidate]],
+        chosen: Iterable[Candidate],
+        kept: set[ChunkHash],
+    ) -> Iterator[Order]:
+        """Let go of who is not chosen; out goes who is far from it."""
+        stays = {session.session_id for session in chosen}
+        for worth, session in ranked:
+            if session.is_running or session.session_id in stays:
+                continue
+            session.is_in = session.is_fresh = False
+            if worth < _HOPELESS * self._price and not session.is_demoted:
+                session.is_demoted = True
+                goes = session.members - kept
+                if self._driven.missing(goes) < len(goes):
+                    self._driven.drop(goes)
+                    yield Order(Action.DEMOTE, session.session_id)
+
+    def _bring_up(self, chosen: Iterable[Candidate]) -> Iterator[Order]:
+        brought_up = 0
+        for session in chosen:
+            lost = self._driven.missing(session.sample)
+            if lost <= _LOST_SHARE_MAX * len(session.sample):
+                session.is_in, session.is_fresh = True, False
+            elif brought_up < _BROUGHT_UP_MAX:
+                brought_up += 1
+                session.is_in, session.is_demoted, session.is_fresh = True, False, False
+                self._driven.use(session.sample)
+                yield Order(Action.BRING_UP, session.session_id)
+
+    def _renew(self, chosen: Iterable[Candidate], kept: set[ChunkHash]) -> Iterator[Order]:
+        """Renew residents of which chunks would soon be the next to go."""
+        soon = int(2 * self._displaced) + 1
+        if kept.isdisjoint(self._driven.next_to_go(soon)):
+            return
+        beside = max(0, self._driven.capacity - len(kept))
+        next_to_go = set(self._driven.next_to_go(soon + int(_WINDOW * beside)))
+        for session in chosen:
+            if session.is_in and not session.members.isdisjoint(next_to_go):
+                self._driven.renew(session.sample)
+                yield Order(Action.RENEW, session.session_id)
+
+    # For people --------------------------------------------------------------------------
+
+    @property
+    def hot_share(self) -> float:
+        """Of the chunks that turns of late wanted, those that were hot, as far as can be told."""
+        return self.duel.challenger_share if self.is_in_force else self.duel.lru_share
+
+    def learned(self) -> dict[Reason, dict[str, float]]:
+        """For each reason why turns stop: the share of pauses that are over by then."""
+        return {
+            reason: {f"{seconds}s": pauses.share_ended_by(seconds) for seconds in _TOLD_SECONDS}
+            for reason, pauses in self._pauses.items()
+        }
+
+    def standings(self, now: float, count: int) -> list[Standing]:
+        """How the sessions stand whose turns ended last, the last one first."""
+        latest = islice(reversed(self._sessions.values()), count)
+        return [self._standing(session, now) for session in latest]
+
+    def residents(self) -> int:
+        """How many sessions are in."""
+        return sum(session.is_in for session in self._sessions.values())
+
+    def __len__(self) -> int:
+        """How many sessions are thought about."""
+        return len(self._sessions)
+
+    def _standing(self, session: Candidate, now: float) -> Standing:
+        worth, paused = self._yield_of(session), now - session.since
+        if session.is_running:
+            seat, why = Seat.RUNNING, "LMCache has just used its chunks; nothing is done with them"
+        elif session.is_in:
+            seat, why = Seat.IN, "few yield more for the room they take"
+        elif session.is_demoted:
+            seat, why = Seat.OUT, "demoted: it is not expected back while others are"
+        else:
+            seat, why = Seat.OUT, "others yield more, or it does not fit beside them"
+        return Standing(
+            session.session_id,
+            seat,
+            why,
+            session.chunks,
+            None if session.is_running else paused,
+            worth,
+            session.hot_share,
+        )
