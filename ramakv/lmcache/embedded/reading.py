@@ -17,7 +17,11 @@ from ramakv.lmcache.embedded.switches import Switches
 from ramakv.lmcache.embedded.tiers import HOT_LOCATION, HotTier
 from ramakv.lmcache.embedded.wedge import DiskLock
 
-_READS_PER_HOP_MAX = 64  # chunks read per hop to the thread, where the disk is not slowed down
+_READS_PER_HOP_MAX = 64
+"""Chunks read per hop to the thread."""
+
+_HOP_SECONDS = 0.1
+"""How long a slowed disk reads before what it read is there."""
 
 
 class Run(NamedTuple):
@@ -25,6 +29,12 @@ class Run(NamedTuple):
 
     location: str
     chunk_hashes: Sequence[str]
+
+
+def _reads_per_hop(read_seconds: float) -> int:
+    if read_seconds == 0:
+        return _READS_PER_HOP_MAX
+    return max(1, min(_READS_PER_HOP_MAX, int(_HOP_SECONDS / read_seconds)))
 
 
 class Reader:
@@ -46,7 +56,7 @@ class Reader:
         self._progress = progress
         self._disk_lock = disk_lock
         self._read_seconds = config.disk_read_seconds
-        self._reads_per_hop = 1 if config.disk_read_seconds else _READS_PER_HOP_MAX
+        self._reads_per_hop = _reads_per_hop(config.disk_read_seconds)
 
     def plan(self, chunk_hashes: Sequence[str], position: int) -> list[Run]:
         """Say what a prefetch loads from `position` on: tier by tier, each to its first miss."""
