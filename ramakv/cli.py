@@ -234,14 +234,41 @@ def _positive(text: str) -> float:
     return value
 
 
-@main.command()
-@click.option(
+_admin_url_option = click.option(
     "--url",
     default=DEFAULT_ADMIN_URL,
     show_default=True,
     metavar="URL",
     help="Address for operators: http://host:port, https://host:port or unix:/path.",
 )
+
+
+@main.command()
+@_admin_url_option
+@click.option(
+    "--sessions",
+    "count",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="How many sessions to list, those first whose turns ended last.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+@_token_option
+@_ca_file_option
+def residency(url: str, count: int, as_json: bool, token: str | None, ca_file: str | None) -> None:
+    """Show whose chunks stay in LMCache's hot tier, and why.
+
+    It asks the listener for operators (admin.listen_addr).
+    """
+    from ramakv.commands.residency import run
+
+    sys.exit(run(url, token, ca_file, count, as_json=as_json))
+
+
+@main.command()
+@_admin_url_option
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1, max=3600),

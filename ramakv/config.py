@@ -95,6 +95,13 @@ class Sessions(Section, frozen=True):
     keep_pinned_on_close: bool = False
 
 
+class Residency(Section, frozen=True):
+    """Which sessions' chunks stay in the hot tier while their agents are away."""
+
+    policy: Literal["off", "sticky", "auto"] = "auto"
+    hot_chunks_max: Annotated[int, Meta(ge=0)] | Literal["auto"] = 0
+
+
 class Store(Section, frozen=True):
     """SQLite."""
 
@@ -173,6 +180,7 @@ class Config(Section, frozen=True):
     backend: Backend = msgspec.field(default_factory=Backend)
     eviction: Eviction = msgspec.field(default_factory=Eviction)
     sessions: Sessions = msgspec.field(default_factory=Sessions)
+    residency: Residency = msgspec.field(default_factory=Residency)
     store: Store = msgspec.field(default_factory=Store)
     admin: Admin = msgspec.field(default_factory=Admin)
     tls: Tls = msgspec.field(default_factory=Tls)

@@ -24,6 +24,7 @@ from ramakv.web.admin_actions import PrefetchingAction, SessionAction
 from ramakv.web.admin_page import QUERY_CHARS_MAX
 from ramakv.web.admin_views import Found, SessionView
 from ramakv.web.gate import ACTION_HEADER
+from ramakv.web.residency_view import ResidencyView
 from ramakv.web.snapshot import Snapshot
 
 Schema = dict[str, Any]
@@ -268,6 +269,7 @@ OPERATIONS = (
     Operation("get", "/api/overview", "Everything at a glance", Snapshot),
     Operation("get", "/api/stream", "The same once a second, as it changes", "text/event-stream"),
     Operation("get", "/api/session", "One session's page", SessionView, asks="id"),
+    Operation("get", "/api/residency", "Who stays in the hot tier, and why", ResidencyView),
     Operation("get", "/api/search", "Sessions by id, holders by chunk hash", Found, asks="q"),
     Operation(
         *("post", "/api/session/close", "End a session", events.SessionCloseData),

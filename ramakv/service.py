@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal, RunSync
 from ramakv.actors.readiness import Readiness
 from ramakv.actors.refcount import RefcountActor
+from ramakv.actors.residency import HotTier, ResidencyActor
 from ramakv.actors.router import Router
 from ramakv.actors.session import SUSPEND_LOCATIONS
 from ramakv.config import Config, resolve_path
@@ -58,8 +60,12 @@ class Service:
     """What became of events; the edge counts them."""
     readiness: Readiness
     dead_letters: DeadLetters
-    hot: HotTallies | None = None
-    """How often chunks were hot, where somebody can tell."""
+    residency: ResidencyActor
+
+    @property
+    def hot(self) -> HotTallies | None:
+        """How often chunks were hot; None while residency is off, and so nobody can tell."""
+        return self.residency.hot if self.residency.rules is not None else None
 
     async def handle(self, event: events.Event) -> events.Data:
         """Answer one event. Raises EventError or StoreError; then nothing was changed."""
@@ -107,46 +113,47 @@ async def open_service(
             raise
         journal = Journal(store, config.store, run_sync)
         refcount = RefcountActor(counts, journal, REFCOUNT_MAILBOX_MAX)
+        locations = {
+            Scope.SUSPEND: SUSPEND_LOCATIONS,
+            Scope.RELEASE: config.eviction.locations,
+            Scope.CLOSE: config.eviction.close_locations,
+        }
         backend = BackendActor(
             client,
             config.backend,
-            {
-                Scope.SUSPEND: SUSPEND_LOCATIONS,
-                Scope.RELEASE: config.eviction.locations,
-                Scope.CLOSE: config.eviction.close_locations,
-            },
+            locations,
             refcount,
             journal,
             unpaced=config.backend_kind == "noop",
             care=care or _care_for(client, config),
         )
         refcount.connect(backend)
-        debug_files = (
-            DebugFiles(resolve_path(config.debug_dir), config.limits, run_sync)
-            if config.debug_enabled
-            else None
-        )
+        debug_files = _open_debug_files(config, run_sync)
+        residency = ResidencyActor(config.residency, partial(_find_hot_tier, config), backend)
         router = Router(
             config,
             refcount,
             journal,
             backend,
+            residency,
             debug_files,
             first_fork_id=first_fork_id,
             clock_offset=wall_clock() - trio.current_time(),
         )
+        residency.connect(router)
         while sessions:  # emptied: with many sessions this is much to keep for nothing
             router.admit(sessions.pop())
         # The order of draining, read from below: events stop, sessions finish what they have,
         # their releases are counted, evicts that can leave do, and the journal writes it all.
         dead_letters = DeadLetters(journal, refcount)
-        for actor in (journal, backend, refcount, dead_letters, router):
+        for actor in (journal, backend, refcount, dead_letters, router, residency):
             await stack.enter_async_context(_running(actor))
         if obsolete:
             await journal.tell(Bookkeeping(obsolete=obsolete))
         answered = EventTallies(codec.TYPES)
         readiness = Readiness(router, refcount, journal, backend)
-        yield Service(config, router, refcount, backend, journal, answered, readiness, dead_letters)
+        actors = (router, refcount, backend, journal)
+        yield Service(config, *actors, answered, readiness, dead_letters, residency)
 
 
 @asynccontextmanager
@@ -158,6 +165,12 @@ async def _running(actor: _Actor) -> AsyncIterator[None]:
             yield
         finally:
             actor.close()
+
+
+def _open_debug_files(config: Config, run_sync: RunSync) -> DebugFiles | None:
+    if not config.debug_enabled:
+        return None
+    return DebugFiles(resolve_path(config.debug_dir), config.limits, run_sync)
 
 
 def _open_store(config: Config) -> Store:
@@ -233,6 +246,12 @@ def _care_for(client: KVBackend, config: Config) -> Care | None:
         return None
     seconds = config.backend.connect_timeout_seconds
     return LMCacheCare(client, config.lmcache_url, timeout_seconds=seconds)
+
+
+async def _find_hot_tier(config: Config) -> HotTier:
+    from ramakv.lmcache.hot_tier import find_hot_tier
+
+    return await find_hot_tier(config)
 
 
 @asynccontextmanager

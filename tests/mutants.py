@@ -73,7 +73,7 @@ MUTANTS = (
             (
                 '            self._judge(error, "prefetch", permit)\n',
                 '            self._judge(error, "prefetch", permit)\n'
-                "            self._lane.append(job)\n",
+                "            self._lane.add(job)\n",
             )
         ],
     ),
@@ -95,12 +95,12 @@ MUTANTS = (
     Mutant(
         "a prefetch does not wait for the evict of its chunk",
         "ramakv/actors/backend.py",
-        [("if not self._refcount.is_in_flight(job.chunks):", "if True:")],
+        [("return not self._refcount.is_in_flight(chunks) and", "return")],
     ),
     Mutant(
         "an evict does not wait for the prefetch of its chunk",
         "ramakv/actors/backend.py",
-        [("take(now, self._prefetching, flush", "take(now, (), flush")],
+        [("take(now, self._lane.chunks, flush", "take(now, (), flush")],
     ),
     Mutant(
         "suspended sessions hold references again after a restart",

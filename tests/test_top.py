@@ -22,6 +22,7 @@ from rich.console import Console
 
 from ramakv.cli import main
 from ramakv.commands import top
+from ramakv.commands.operator_client import NoAnswer
 from ramakv.commands.top_view import duration, render
 from ramakv.problems import Problem
 from ramakv.web.snapshot import (
@@ -174,7 +175,7 @@ def test_a_duration_is_in_the_unit_that_fits(seconds: float | None, expected: st
 def test_a_terminal_is_redrawn_and_a_daemon_that_is_away_is_waited_for() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     answers: Iterator[Snapshot | Exception] = iter(
-        [top._Failed("no answer"), top._Failed("no answer"), snapshot(version="8.8")]
+        [NoAnswer("no answer"), NoAnswer("no answer"), snapshot(version="8.8")]
     )
 
     def read() -> Snapshot:
@@ -192,10 +193,10 @@ def test_a_terminal_is_redrawn_and_a_daemon_that_is_away_is_waited_for() -> None
 
 def test_a_refusal_ends_it() -> None:
     def read() -> Snapshot:
-        raise top._Failed("the daemon wants a token", is_final=True)
+        raise NoAnswer("the daemon wants a token", is_final=True)
 
     console = Console(file=io.StringIO(), force_terminal=True)
-    with pytest.raises(top._Failed, match="token"):
+    with pytest.raises(NoAnswer, match="token"):
         top._watch(console, read, snapshot(), 0.001)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import structlog
 import trio
 
 from ramakv.actors.caretaker import Care, Caretaker
+from ramakv.actors.errands import Errand, Errands
 from ramakv.actors.journal import Journal
 from ramakv.actors.mailbox import Reply
+from ramakv.actors.prefetch import Prefetch, PrefetchLane
 from ramakv.actors.questions import Places, Questions
 from ramakv.actors.refcount import RefcountActor
 from ramakv.config import DISK_LOCATION, HOT_LOCATION, Backend as BackendConfig
@@ -22,14 +22,15 @@ from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import Holds
 from ramakv.core.evictions import Batch, Scope
 from ramakv.core.pacing import TokenBucket
-from ramakv.core.tallies import CallTally, PrefetchTallies
+from ramakv.core.residency import Action
+from ramakv.core.tallies import CallTally
 from ramakv.errors import (
     BackendError,
     BackendRejectedError,
     BackendUnavailableError,
 )
 from ramakv.lmcache.backend import KVBackend, fresh_lookup_id
-from ramakv.tracing import Trace, current, joined, resumed
+from ramakv.tracing import current, joined, resumed
 
 log = structlog.get_logger("ramakv.backend")
 
@@ -43,23 +44,12 @@ _DRAIN_SECONDS = 2.0
 """How long calls in flight may take when the daemon stops."""
 
 
-@dataclass(slots=True, eq=False)
-class Prefetch:
-    """One prefetch that waits for its turn. The reply: whether LMCache accepted all of it."""
-
-    chunks: ChunkMap
-    lookup_id: str
-    deadline: float
-    accepted: Reply[bool]
-    trace: Trace | None = None
-
-
 class BackendActor:
     """Sends prefetches and evicts, as many as LMCache can bear, and never two that conflict.
 
-    Two lanes, prefetch before evict. Its workers are its limiter: so many calls are in flight
-    at most, and the client's pool is as wide. Picking a call and sending it happen with no
-    await between them.
+    Three lanes: prefetch, then evict, then what residency wants. Its workers are its limiter: so
+    many calls are in flight at most, and the client's pool is as wide. Picking a call and sending
+    it happen with no await between them.
 
     **Owns** the token bucket, the breaker, the prefetch lane and the calls in flight.
     **Receives** prefetches; **pulls** evictions from the refcount actor.
@@ -87,18 +77,19 @@ class BackendActor:
             math.inf if unpaced else config.calls_per_second, config.burst_calls_max
         )
         self._breaker = Breaker(config.breaker_failures_max, config.breaker_open_seconds)
-        self._lane: deque[Prefetch] = deque()
-        self._prefetching: Holds[ChunkHash] = Holds()
+        self._lane = PrefetchLane()
         self._idle_workers = trio.lowlevel.ParkingLot()
         self._last_refusal = ""
         self._caretaker = Caretaker(care, config.unconsumed_chunks_max)
         self._questions = Questions(client)
+        self._errands = Errands()
+        self._demoting: Holds[ChunkHash] = Holds()
         self._is_paused = False
         self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
         self.call_tallies = {"prefetch": CallTally(), "evict": CallTally()}
-        self.prefetches = PrefetchTallies()
+        self.prefetches = self._lane.tallies
 
     @property
     def is_degraded(self) -> bool:
@@ -131,10 +122,8 @@ class BackendActor:
             return accepted
         deadline = now + self._config.prefetch_deadline_seconds
         job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted, current())
-        self._lane.append(job)
+        self._lane.add(job)
         self._caretaker.sent(len(chunks))
-        # From here on: an evict that is due must not overtake it, and then be undone by it.
-        self._prefetching.hold(chunks)
         self.wake()
         return accepted
 
@@ -148,6 +137,13 @@ class BackendActor:
         if paused != self._is_paused:
             self._is_paused = paused
             log.warning("an operator paused prefetching" if paused else "prefetching goes on")
+
+    def run_errand(self, errand: Errand) -> None:
+        """Do what residency wants, when there is nothing else to send."""
+        self._errands.add(errand)
+        if self.is_degraded or self._is_paused or self._caretaker.is_held:
+            self._errands.refuse()
+        self.wake()
 
     def locate(self, chunks: ChunkMap) -> Reply[Places]:
         """Ask LMCache where these lie, when it has nothing better to do, with a token, once.
@@ -197,7 +193,7 @@ class BackendActor:
     def _after_verdict(self) -> None:
         """LMCache may be called now, or must not be."""
         if self._caretaker.is_refused:
-            self._refuse_lane()
+            self._refuse_lanes()
         self.wake()
 
     async def _after_restart(self, seen_at: float) -> None:
@@ -215,27 +211,31 @@ class BackendActor:
             now = trio.current_time()
             self._questions.drop_late(now)
             if self._may_send(now):
-                if (job := self._next_prefetch(now)) is not None:
+                if (job := self._lane.take(self._may_prefetch)) is not None:
                     await self._send_prefetch(job, self._pass(now))
                     continue
-                if (batch := self._next_evict(now)) is not None:
+                batch = self._refcount.take(now, self._lane.chunks, flush=self._closing)
+                if batch is not None:
                     await self._send_evict(batch, self._pass(now))
                     continue
-                if self._breaker.state is BreakerState.CLOSED and (
-                    question := self._questions.take()
-                ):
-                    self._bucket.take(now)
-                    self.calls += 1
-                    await self._questions.put(question)
-                    continue
+                if self._breaker.state is BreakerState.CLOSED:
+                    if (question := self._questions.take()) is not None:
+                        self._bucket.take(now)
+                        self.calls += 1
+                        await self._questions.put(question)
+                        continue
+                    if (found := self._errands.take(now, self._refcount.references)) is not None:
+                        await self._send_errand(*found, self._pass(now))
+                        continue
             if self._closing:
                 self._questions.refuse("the daemon is stopping")
+                self._errands.refuse()
                 return
             with trio.move_on_at(self._look_again_at(now)):
                 await self._idle_workers.park()
 
     def _may_send(self, now: float) -> bool:
-        self._drop_late(now)
+        self._lane.drop_late(now)
         if self._caretaker.is_held:
             return False
         return self._breaker.can_pass(now) and self._bucket.ready_at(now) <= now
@@ -260,37 +260,15 @@ class BackendActor:
             due = self._refcount.next_due(now)
             # Due and not taken: a prefetch stands in the way of some, maybe not of all.
             times = [due if due > now else now + _BLOCKED_SECONDS]
-        if self._lane:
-            times.append(self._lane[0].deadline)
+        times.append(self._lane.next_deadline)
         times.append(self._questions.next_deadline)
         return min((at for at in times if at > now), default=math.inf)
 
     # Prefetch ----------------------------------------------------------------------------
 
-    def _next_prefetch(self, now: float) -> Prefetch | None:
-        """Take the first prefetch that no evict in flight stands in the way of."""
-        for position, job in enumerate(self._lane):
-            if not self._refcount.is_in_flight(job.chunks):
-                del self._lane[position]
-                return job
-        return None
-
-    def _drop_late(self, now: float) -> None:
-        """Give up prefetches that waited too long: their turn has begun without them."""
-        late = 0
-        while self._lane and self._lane[0].deadline <= now:
-            self._end_prefetch(self._lane.popleft(), accepted=False)
-            late += 1
-        self.prefetches.late += late
-        if late:
-            log.debug("prefetches dropped: they waited too long", count=late)
-
-    def _end_prefetch(self, job: Prefetch, *, accepted: bool) -> None:
-        if job.accepted.is_set:
-            return
-        self._prefetching.let_go_all(job.chunks)
-        job.accepted.set(accepted)
-        self.wake()
+    def _may_prefetch(self, chunks: ChunkMap) -> bool:
+        """Whether no evict in flight, nor a demotion, stands in the way."""
+        return not self._refcount.is_in_flight(chunks) and self._demoting.isdisjoint(chunks)
 
     async def _send_prefetch(self, job: Prefetch, permit: Permit) -> None:
         """Send one prefetch, in parts if it is long, each after the one before: prefix order."""
@@ -314,15 +292,13 @@ class BackendActor:
         except BackendError as error:
             self.prefetches.failed += 1
             self._judge(error, "prefetch", permit)
-            self._end_prefetch(job, accepted=False)
+            self._lane.end(job, accepted=False)
             await self._diagnose(error)
         finally:
-            self._end_prefetch(job, accepted=accepted)
+            self._lane.end(job, accepted=accepted)
+            self.wake()
 
     # Evict -------------------------------------------------------------------------------
-
-    def _next_evict(self, now: float) -> Batch | None:
-        return self._refcount.take(now, self._prefetching, flush=self._closing)
 
     async def _send_evict(self, batch: Batch, permit: Permit) -> None:
         chunks = list(batch.chunks)
@@ -354,6 +330,38 @@ class BackendActor:
         if failure is not None:
             await self._diagnose(failure)
 
+    # Errands -----------------------------------------------------------------------------
+
+    async def _send_errand(self, errand: Errand, chunks: ChunkMap, permit: Permit) -> None:
+        """Make the call that residency wants, unless another one about these chunks is made."""
+        chunks = chunks[: self._config.chunks_per_call_max]
+        is_demotion, done = errand.action is Action.DEMOTE, False
+        in_the_way = self._refcount.is_in_flight(chunks) or not self._demoting.isdisjoint(chunks)
+        if in_the_way or not (is_demotion or self._caretaker.allows(len(chunks))):
+            errand.done(False)
+            return
+        self._lane.chunks.hold(chunks)  # an evict that comes due waits
+        if is_demotion:
+            self._demoting.hold(chunks)
+        try:
+            with self.call_tallies["evict" if is_demotion else "prefetch"].timed(trio.current_time):
+                if is_demotion:
+                    await self._client.evict(chunks, (HOT_LOCATION,))
+                else:
+                    self._caretaker.sent(len(chunks))
+                    await self._client.prefetch(chunks, fresh_lookup_id())
+            done = True
+            self._answered()
+        except BackendError as error:
+            self._judge(error, errand.action.value, permit)
+            await self._diagnose(error)
+        finally:
+            self._lane.chunks.let_go_all(chunks)
+            if is_demotion:
+                self._demoting.let_go_all(chunks)
+            errand.done(done)
+            self.wake()
+
     # Judging LMCache ---------------------------------------------------------------------
 
     def _answered(self) -> None:
@@ -370,7 +378,7 @@ class BackendActor:
                     cause=str(error),
                     next_try_seconds=self._config.breaker_open_seconds,
                 )
-                self._refuse_lane()
+                self._refuse_lanes()
             else:
                 log.debug("a call to LMCache failed", call=call, cause=str(error))
         else:
@@ -383,10 +391,9 @@ class BackendActor:
     async def _diagnose(self, error: BackendError) -> None:
         if await self._caretaker.hangs(error):
             self._breaker.trip(trio.current_time())
-            self._refuse_lane()
+            self._refuse_lanes()
 
-    def _refuse_lane(self) -> None:
-        """Answer the prefetches that wait: with an open breaker they would wait in vain."""
-        self.prefetches.skipped += len(self._lane)
-        while self._lane:
-            self._end_prefetch(self._lane.popleft(), accepted=False)
+    def _refuse_lanes(self) -> None:
+        """Answer what waits: with an open breaker it would wait in vain."""
+        self._lane.refuse()
+        self._errands.refuse()

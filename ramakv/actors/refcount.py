@@ -246,6 +246,10 @@ class RefcountActor:
         """Whether an evict of one of these has left and not ended."""
         return self._counts.evictions.is_in_flight(chunks)
 
+    def references(self, chunk: ChunkHash) -> int:
+        """How many references a chunk has now, provisional ones included."""
+        return self._counts.count(chunk)
+
     def evicted(self, batch: Batch) -> Bookkeeping:
         """End a batch that was carried out."""
         return Bookkeeping(obsolete=self._counts.evicted(batch))

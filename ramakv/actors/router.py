@@ -29,7 +29,7 @@ from ramakv.actors.requests import (
     Restore,
 )
 from ramakv.actors.session import SessionActor
-from ramakv.actors.surroundings import Surroundings
+from ramakv.actors.surroundings import ResidencyNotes, Surroundings
 from ramakv.actors.sweeper import Sweeper
 from ramakv.actors.turns import Turns
 from ramakv.config import Config
@@ -58,6 +58,7 @@ class Router:
         refcount: RefcountActor,
         journal: Journal,
         backend: BackendActor,
+        residency: ResidencyNotes,
         debug_files: DebugFiles | None,
         *,
         first_fork_id: int,
@@ -75,7 +76,7 @@ class Router:
         self._nursery: trio.Nursery | None = None
         self._closing = trio.Event()
         self._around = Surroundings(
-            config, self, refcount, journal, backend, debug_files, clock_offset
+            config, self, refcount, journal, backend, residency, debug_files, clock_offset
         )
         self.turns = Turns(self._around.now_ms)
         self._sweeper = Sweeper(self, self._around)
@@ -392,8 +393,5 @@ class Router:
 
     def statistics(self) -> dict[str, int]:
         """Sessions known, active, and awake."""
-        return {
-            "known": len(self._places),
-            "active": self._active,
-            "awake": len(self._awake_places),
-        }
+        known, awake = len(self._places), len(self._awake_places)
+        return {"known": known, "active": self._active, "awake": awake}

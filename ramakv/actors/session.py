@@ -196,6 +196,7 @@ class SessionActor:
     # Events ------------------------------------------------------------------------------
 
     async def _turn_start(self, event: events.TurnStart) -> Prefetching:
+        self._around.residency.turn_started(self.session_id)
         closed_ms = self._known.closed_ms
         if closed_ms is not None and self._known.status is Status.UNKNOWN:
             # It is on the way to the first token: nobody waits for this to be written.
@@ -223,6 +224,7 @@ class SessionActor:
             )
         hashes = tuple(event.kv_transfer_params.chunk_hashes)
         evicted = await self._apply(rules.turn_end(state, hashes, event.seq))
+        around.residency.turn_ended(self.session_id, hashes, event.finish_reason)
         return events.TurnEndData(
             evicted_count=evicted,
             map_updated=True,
@@ -362,6 +364,8 @@ class SessionActor:
     def _adopt_state(self, state: SessionState) -> None:
         self._state = state
         self._around.home.state_changed(state)
+        if state.status is not Status.ACTIVE:
+            self._around.residency.left(self.session_id)
 
     def _prefetch(
         self, lookup_id: str | None, *, restored: bool, evicted: int = 0, always: bool = False

@@ -12,6 +12,7 @@ from ramakv.actors.debug_files import DebugFiles
 from ramakv.actors.journal import Journal
 from ramakv.actors.refcount import RefcountActor
 from ramakv.config import Config
+from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import SessionState
 
 if TYPE_CHECKING:
@@ -31,6 +32,19 @@ class Home(Protocol):
         """End an idle actor: its next event starts another."""
 
 
+class ResidencyNotes(Protocol):
+    """Residency, as far as a session tells it of turns. All of it is synchronous."""
+
+    def turn_started(self, session_id: str) -> None:
+        """Note that a turn begins, before anything is done for it."""
+
+    def turn_ended(self, session_id: str, chunks: ChunkMap, finish_reason: str | None) -> None:
+        """Note that a turn's end was applied."""
+
+    def left(self, session_id: str) -> None:
+        """Note that a session is not active any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What every session actor works with."""
@@ -40,6 +54,7 @@ class Surroundings:
     refcount: RefcountActor
     journal: Journal
     backend: BackendActor
+    residency: ResidencyNotes
     debug_files: DebugFiles | None
     clock_offset: float
     """Wall-clock time minus trio's, at start. A wall clock that is set later moves no age."""

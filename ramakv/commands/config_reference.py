@@ -20,6 +20,7 @@ from msgspec.inspect import (
     StrType,
     StructType,
     Type,
+    UnionType,
     VarTupleType,
     type_info,
 )
@@ -124,6 +125,8 @@ def _name(kind: Type) -> str:
             return "one of"
         case VarTupleType():
             return "list of texts"
+        case UnionType(types=types):
+            return ", or ".join(map(_name, types))
     raise AssertionError(kind)
 
 
@@ -131,6 +134,8 @@ def _bounds(kind: Type) -> str:
     match kind:
         case LiteralType(values=values):
             return ", ".join(f"`{value}`" for value in values)
+        case UnionType(types=types):
+            return ", or ".join(filter(None, map(_bounds, types)))
         case VarTupleType(min_length=int(least)):
             return f"at least {least}"
         case IntType() | FloatType():

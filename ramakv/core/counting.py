@@ -30,6 +30,10 @@ class Holds(Generic[K]):
         """Whether somebody holds a key."""
         return key in self._held
 
+    def isdisjoint(self, keys: Collection[K]) -> bool:
+        """Whether nobody holds any of these."""
+        return not self._held or self._held.isdisjoint(keys)
+
     def count(self, key: K) -> int:
         """How many hold a key."""
         return (key in self._held) + self._more.get(key, 0)

@@ -14,6 +14,7 @@ from ramakv import codec
 from ramakv.errors import BadRequestError, NotFoundError
 from ramakv.web.admin import Admin
 from ramakv.web.gate import Gate
+from ramakv.web.residency_view import look_at_residency
 
 _FOLDER: Final = Path(__file__).parent / "static"
 _TYPES: Final = {
@@ -80,6 +81,11 @@ def add_page(app: QuartTrio, admin: Admin, gate: Gate) -> None:
     async def session() -> Response:
         gate.check_reading(request.scope["headers"])
         return answer(await admin.views.session(_asked("id")))
+
+    @app.get("/api/residency")
+    async def residency() -> Response:
+        gate.check_reading(request.scope["headers"])
+        return answer(look_at_residency(admin.service))
 
     @app.get("/api/search")
     async def search() -> Response:

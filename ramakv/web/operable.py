@@ -10,6 +10,7 @@ from ramakv.actors.dead_letters import DeadLetters
 from ramakv.actors.journal import Journal
 from ramakv.actors.readiness import Readiness
 from ramakv.actors.refcount import RefcountActor
+from ramakv.actors.residency import ResidencyActor
 from ramakv.actors.router import Router
 from ramakv.config import Config
 from ramakv.core.tallies import EventTallies, HotTallies
@@ -45,6 +46,10 @@ class Operable(Protocol):
     @property
     def hot(self) -> HotTallies | None:
         """How often chunks were hot; None where nobody can tell."""
+
+    @property
+    def residency(self) -> ResidencyActor:
+        """Who stays in the hot tier."""
 
     @property
     def readiness(self) -> Readiness:
