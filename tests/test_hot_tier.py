@@ -53,7 +53,12 @@ def test_what_does_not_add_up_is_an_error_that_says_what_to_set(
 ANSWERS: dict[str, Any] = {
     "/lmc_version": "0.5.6",
     "/meta": {"role": "worker", "kv_dtype": "torch.float16", "kv_shape": SHAPE},
-    "/conf": {"local_cpu": True, "max_local_cpu_size": 1.0, "cache_policy": "LRU"},
+    "/conf": {
+        "local_cpu": True,
+        "max_local_cpu_size": 1.0,
+        "cache_policy": "LRU",
+        "local_disk": "file:///kv",
+    },
 }
 
 
@@ -79,6 +84,15 @@ async def found(
 async def test_auto_asks_lmcache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     tier = await found(monkeypatch, tmp_path)
     assert tier == HotTierFound(2**30 // (2 * 2 * 256 * 8 * 128 * 2))
+    assert tier.has_slower_tier
+
+
+@pytest.mark.parametrize("beside", [{}, {"local_disk": None, "remote_url": None}])
+async def test_an_lmcache_with_a_hot_tier_alone_is_known_for_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, beside: dict[str, Any]
+) -> None:
+    conf = {"local_cpu": True, "max_local_cpu_size": 1.0, **beside}
+    assert not (await found(monkeypatch, tmp_path, **{"/conf": conf})).has_slower_tier
 
 
 async def test_a_number_that_is_set_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

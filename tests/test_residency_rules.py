@@ -129,16 +129,27 @@ def test_a_session_that_comes_back_like_clockwork_is_brought_up_before() -> None
     assert brought_up
 
 
-def test_who_does_not_come_back_is_demoted_when_others_need_the_room() -> None:
-    engine = Engine(60, "sticky")
+def one_is_gone(engine: Engine) -> None:
+    """Five sessions take turns; a sixth has one, and is not seen again."""
     for number in range(400):
         engine.turn(f"s{number % 5}", chunks_of(f"s{number % 5}", 12), seconds=0.5)
         engine.let_pass(0.5)
         if number == 300:
             engine.turn("gone", chunks_of("gone"), seconds=0.1)
-            engine.maps["gone"] = chunks_of("gone")
+
+
+def test_who_does_not_come_back_is_demoted_when_others_need_the_room() -> None:
+    engine = Engine(60, "sticky")
+    one_is_gone(engine)
     assert Order(Action.DEMOTE, "gone") in engine.orders
     assert engine.tier.missing(chunks_of("gone")) == 10
+
+
+def test_nobody_is_demoted_where_no_slower_tier_keeps_a_copy() -> None:
+    engine = Engine(60, "sticky")
+    engine.rules.demotes = False
+    one_is_gone(engine)
+    assert Action.DEMOTE not in {order.action for order in engine.orders}
 
 
 def test_shared_chunks_take_room_once() -> None:

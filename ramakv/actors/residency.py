@@ -43,6 +43,10 @@ class HotTier(Protocol):
     def obstacle(self) -> str:
         """Why residency must not act on it; empty where it may."""
 
+    @property
+    def has_slower_tier(self) -> bool:
+        """Whether a chunk that leaves it is somewhere yet."""
+
 
 class Sessions(Protocol):
     """The router, as far as residency knows it."""
@@ -129,7 +133,8 @@ class ResidencyActor:
             tier = await self._look_at_tier()
             if tier is None:
                 return
-            self._rules = Residency(tier.chunks_max, self.policy, hot=self.hot)
+            demotes = tier.has_slower_tier
+            self._rules = Residency(tier.chunks_max, self.policy, hot=self.hot, demotes=demotes)
             self.why_off = ""
             log.info("residency", policy=self.policy, hot_chunks_max=tier.chunks_max)
             await self._rebuild(self._rules)

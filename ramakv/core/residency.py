@@ -127,6 +127,8 @@ class Residency:
     policy: Policy
     duel: Duel = field(default_factory=Duel)
     hot: HotTallies = field(default_factory=HotTallies)
+    demotes: bool = True
+    """Whether a slower tier keeps what is taken out of this one; else nothing is."""
     _one_of: int = field(init=False)
     _lru: ShadowTier = field(init=False)
     _driven: ShadowTier = field(init=False)
@@ -316,7 +318,7 @@ class Residency:
             if session.is_running or session.session_id in stays:
                 continue
             session.is_in = session.is_fresh = False
-            if worth < _HOPELESS * self._price and not session.is_demoted:
+            if self.demotes and worth < _HOPELESS * self._price and not session.is_demoted:
                 session.is_demoted = True
                 goes = session.members - kept
                 if self._driven.missing(goes) < len(goes):

@@ -13,7 +13,7 @@ from ramakv.errors import BackendError
 from ramakv.lmcache.answers import EngineMeta
 from ramakv.lmcache.inspecting import LMCacheInspector
 
-_SETTINGS = ("local_cpu", "max_local_cpu_size", "cache_policy")
+_SETTINGS = ("local_cpu", "max_local_cpu_size", "cache_policy", "local_disk", "remote_url")
 
 _BYTES_OF = {"64": 8, "32": 4, "16": 2, "8": 1}
 _BITS = re.compile(r"(?:float|int)(64|32|16|8)")
@@ -28,6 +28,8 @@ class HotTierFound:
 
     chunks_max: int
     obstacle: str = ""
+    has_slower_tier: bool = True
+    """Whether a chunk that leaves the hot tier is somewhere yet."""
 
 
 async def find_hot_tier(config: Config) -> HotTierFound:
@@ -50,7 +52,8 @@ async def find_hot_tier(config: Config) -> HotTierFound:
         meta = await inspector.meta()
         settings = await inspector.conf(_SETTINGS)
     chunks = hot_chunks(settings, meta) if wanted == "auto" else wanted
-    return HotTierFound(chunks, _obstacle(version, meta, settings))
+    slower = bool(settings.get("local_disk") or settings.get("remote_url"))
+    return HotTierFound(chunks, _obstacle(version, meta, settings), slower)
 
 
 def hot_chunks(settings: dict[str, Any], meta: EngineMeta) -> int:
