@@ -27,7 +27,6 @@ from ramakv.service import Service, open_service
 
 FINISH_REASONS = {"tool_use": "tool_calls", "end_turn": "stop"}
 CALLS_IN_FLIGHT_MAX = 8
-HAS_RESIDENCY = "residency" in Config.__struct_fields__
 
 
 class Coordinator(Protocol):
@@ -69,10 +68,6 @@ def ramakv_config(
         "store": {"synchronous": "NORMAL"},
         "residency": {"policy": policy, "hot_chunks_max": hot_chunks},
     }
-    if "residency" not in Config.__struct_fields__:
-        if policy != "off":
-            raise ConfigError(f"policy {policy!r}: this ramakv has no [residency]; expected 'off'")
-        del table["residency"]
     for key, value in overrides.items():
         section, _, name = key.rpartition(".")
         (table.setdefault(section, {}) if section else table)[name] = value

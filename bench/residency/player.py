@@ -15,7 +15,6 @@ import trio
 from bench import virtual_time
 from bench.residency import future
 from bench.residency.coordinators import (
-    HAS_RESIDENCY,
     Coordinator,
     Nobody,
     Ramakv,
@@ -31,7 +30,7 @@ from bench.residency.trace import Trace, Turn
 
 BASELINES = ("lru", "rust", "future")
 POLICIES = ("off", "sticky", "auto")
-ALL = ("lru", "rust", *(POLICIES if HAS_RESIDENCY else POLICIES[:1]), "future")
+ALL = ("lru", "rust", *POLICIES, "future")
 """In the order in which a report shows them."""
 
 
