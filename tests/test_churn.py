@@ -83,7 +83,8 @@ def objects() -> Counter[str]:
     kinds: Counter[str] = Counter()
     for thing in gc.get_objects():
         kind = type(thing)
-        if kind.__module__.startswith(("ramakv", "trio")) or kind in (dict, list, set, tuple):
+        # Some classes, of other programs' extensions, have a descriptor for a module's name.
+        if str(kind.__module__).startswith(("ramakv", "trio")) or kind in (dict, list, set, tuple):
             kinds[f"{kind.__module__}.{kind.__qualname__}"] += 1
     return kinds
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse
 from trio.testing import MockClock
 
+from ramakv.core.residency import Residency
 from ramakv.core.tallies import HANDLED_STATUSES, UNREAD_STATUSES, HotTallies
 from ramakv.service import Service
 from ramakv.web.metrics import OPEN_METRICS, OUTCOMES, UNREAD, render
@@ -196,7 +196,9 @@ def lint(body: bytes) -> bytes:
 
 def with_hot(service: Service) -> Service:
     """A service that can tell how often chunks are hot."""
-    return replace(service, hot=HotTallies(wanted=10, hot=9))
+    service.residency.hot = HotTallies(wanted=10, hot=9)
+    service.residency._rules = Residency(1, "sticky")
+    return service
 
 
 async def test_the_hot_share_is_there_where_the_daemon_knows_it(

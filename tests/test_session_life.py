@@ -428,7 +428,7 @@ async def test_a_crash_of_a_part_that_all_depend_on_ends_the_service(
             await agent.turn_end("s", "a")
             target, method = {
                 "refcount": (agent.service.refcount, "_handle"),
-                "backend": (agent.service.backend, "_next_evict"),
+                "backend": (agent.service.backend, "_may_send"),
                 "journal": (agent.service.journal, "_write"),
             }[part]
             monkeypatch.setattr(target, method, crash)
