@@ -132,7 +132,7 @@ def assert_empty(agent: Agent) -> None:
         evictions._retry_of,
         evictions._in_flight,
         service.backend._lane,
-        service.backend._prefetching,
+        service.backend._lane.chunks,
     ):
         assert not what
     assert not service.journal._books
