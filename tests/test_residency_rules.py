@@ -182,6 +182,16 @@ def test_a_session_of_which_only_a_turn_start_is_known_is_in_a_turn() -> None:
     assert rules.is_in_turn("never heard of")
 
 
+def test_a_session_that_left_and_came_back_is_not_taken_for_what_it_was() -> None:
+    rules = Residency(10, "sticky")
+    rules.turn_ended("s", ["a"], None, 0.0)
+    before = rules.last_turn_of("s")
+    rules.left("s")
+    assert rules.last_turn_of("s") == 0
+    rules.turn_ended("s", ["a"], None, 1.0)
+    assert rules.last_turn_of("s") not in (0, before)
+
+
 def test_who_left_is_forgotten() -> None:
     engine = Engine(40, "sticky")
     round_robin(engine, sessions=10, rounds=10)

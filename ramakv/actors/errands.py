@@ -47,10 +47,6 @@ class Errands:
     def __init__(self) -> None:
         self._waiting: deque[Errand] = deque()
 
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._waiting)
-
     def add(self, errand: Errand) -> None:
         """Let one wait, or refuse it: where many wait, it would come too late."""
         if len(self._waiting) >= ERRANDS_MAX:

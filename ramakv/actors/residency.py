@@ -70,7 +70,7 @@ def _switched_off(config: ResidencyConfig) -> str:
 
 
 class ResidencyActor:
-    """Listens to the turns, and once a second does what the policy makes of them.
+    """Listens to the turns, and now and then does what the policy makes of them.
 
     **Owns** the policy's state. **Is told** of turns by the session actors, synchronously, so
     that nothing is ever done with a session whose turn is open. **Asks** sessions for their
@@ -196,12 +196,11 @@ class ResidencyActor:
     def _send(
         self, rules: Residency, action: Action, parts: dict[str, ChunkMap], order: Order | None
     ) -> None:
-        turns = {session_id: rules.turns_of(session_id) for session_id in parts}
+        last_turns = {session_id: rules.last_turn_of(session_id) for session_id in parts}
 
         def stands(session_id: str) -> bool:
-            return (
-                not rules.is_in_turn(session_id) and rules.turns_of(session_id) == turns[session_id]
-            )
+            is_paused = not rules.is_in_turn(session_id)
+            return is_paused and rules.last_turn_of(session_id) == last_turns[session_id]
 
         def note(accepted: bool) -> None:
             self.done[action] += accepted

@@ -88,8 +88,8 @@ class Candidate:
     chunks: int = 0
     reason: Reason = "unknown"
     is_running: bool = False
-    turns: int = 0
-    """Turns that ended, since it is known."""
+    last_turn: int = 0
+    """Number of its last turn that ended, which no other turn has."""
     since: float = 0.0
     """When its turn began, or ended."""
     step: int = 0
@@ -134,8 +134,8 @@ class Residency:
     _driven: ShadowTier = field(init=False)
     _pauses: dict[Reason, Pauses] = field(init=False)
     _sessions: OrderedDict[str, Candidate] = field(init=False)
+    _turns: int = 0
     _turn_seconds: float = 8.0
-    _price: float = 0.0
     _displaced: float = 0.0
     _displaced_before: int = 0
 
@@ -153,11 +153,8 @@ class Residency:
 
     # What happens ------------------------------------------------------------------------
 
-    def turn_started(self, session_id: str, now: float) -> float | None:
-        """Note that a session's turn begins: its chunks are used.
-
-        Returns the share of them that was hot, as far as can be told; None where it cannot.
-        """
+    def turn_started(self, session_id: str, now: float) -> None:
+        """Note that a session's turn begins: its chunks are used."""
         session = self._sessions.get(session_id)
         if session is None:  # its turn is open all the same
             session = self._add(Candidate(session_id, is_running=True))
@@ -169,7 +166,6 @@ class Residency:
         session.is_running, session.since = True, now
         session.is_in = session.is_demoted = False
         self._use(session.sample)
-        return session.hot_share
 
     def turn_ended(
         self, session_id: str, chunks: Sequence[ChunkHash], finish_reason: str | None, now: float
@@ -186,7 +182,8 @@ class Residency:
         self._use([chunk for chunk in sample if chunk not in before])
         session.is_running, session.is_in, session.is_demoted = False, False, False
         session.is_fresh = True
-        session.turns += 1
+        self._turns += 1
+        session.last_turn = self._turns
         session.since, session.reason = now, reason_of(finish_reason)
         session.step, session.step_ends = 0, now + ends_at(0)
         self._add(session)
@@ -207,10 +204,10 @@ class Residency:
         session = self._sessions.get(session_id)
         return session is None or session.is_running
 
-    def turns_of(self, session_id: str) -> int:
-        """How many turns of a session ended, since it is known."""
+    def last_turn_of(self, session_id: str) -> int:
+        """A number that tells a session's last turn from all others; 0 where it had none yet."""
         session = self._sessions.get(session_id)
-        return 0 if session is None else session.turns
+        return 0 if session is None else session.last_turn
 
     def is_unknown(self, session_id: str) -> bool:
         """Whether nothing was heard of a session yet."""
@@ -224,9 +221,9 @@ class Residency:
 
     def _count_hits(self, session: Candidate) -> None:
         wanted = len(session.sample)
-        lru, driven = self._lru.hits(session.sample), self._driven.hits(session.sample)
         if not wanted:
             return
+        lru, driven = self._lru.hits(session.sample), self._driven.hits(session.sample)
         hot = driven if self.is_in_force else lru
         session.hot_share = hot / wanted
         self.hot.wanted += wanted * self._one_of
@@ -247,8 +244,8 @@ class Residency:
         for pauses in self._pauses.values():
             pauses.learn(self._turn_seconds)
         ranked = self._rank(now)
-        chosen, kept = self._choose(ranked)
-        orders = [*self._demote(ranked, chosen, kept)]
+        chosen, kept, price = self._choose(ranked)
+        orders = [*self._demote(ranked, chosen, kept, price)]
         orders += self._bring_up(chosen)
         orders += self._renew(chosen, kept)
         self._displaced += 0.2 * (self._driven.displaced - self._displaced_before - self._displaced)
@@ -279,11 +276,12 @@ class Residency:
 
     def _choose(
         self, ranked: Iterable[tuple[float, Candidate]]
-    ) -> tuple[list[Candidate], set[ChunkHash]]:
+    ) -> tuple[list[Candidate], set[ChunkHash], float]:
         """Fill the room with the best; chunks that sessions share count once.
 
-        Returns the ones that pause, and their chunks. Sessions in a turn take room and are left
-        alone: LMCache has just used their chunks.
+        Returns the ones that pause, their chunks, and the least that one of them yields, 0 where
+        there is room for all. Sessions in a turn take room and are left alone: LMCache has just
+        used their chunks.
         """
         room = int(self._driven.capacity * (1 - _RESERVE))
         taken: set[ChunkHash] = set()
@@ -302,15 +300,14 @@ class Residency:
                 chosen.append(session)
                 kept |= session.members
                 price = worth
-        # Where there is room for all, none is hopeless.
-        self._price = price if misfits else 0.0
-        return chosen, kept
+        return chosen, kept, price if misfits else 0.0
 
     def _demote(
         self,
         ranked: Iterable[tuple[float, Candidate]],
         chosen: Iterable[Candidate],
         kept: set[ChunkHash],
+        price: float,
     ) -> Iterator[Order]:
         """Let go of who is not chosen; out goes who is far from it."""
         stays = {session.session_id for session in chosen}
@@ -318,7 +315,7 @@ class Residency:
             if session.is_running or session.session_id in stays:
                 continue
             session.is_in = session.is_fresh = False
-            if self.demotes and worth < _HOPELESS * self._price and not session.is_demoted:
+            if self.demotes and worth < _HOPELESS * price and not session.is_demoted:
                 session.is_demoted = True
                 goes = session.members - kept
                 if self._driven.missing(goes) < len(goes):

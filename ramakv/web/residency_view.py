@@ -60,11 +60,8 @@ def look_at_residency(service: Operable) -> ResidencyView:
     rules = residency.rules
     done = {action.value: count for action, count in residency.done.items()}
     if rules is None:
-        off = ResidencyView(
-            residency.policy, False, residency.why_off, 0, None, None, 0, 0, done, {}, []
-        )
-        off.why_off = off.why_off or "LMCache was not asked yet what its hot tier holds"
-        return off
+        why = residency.why_off or "LMCache was not asked yet what its hot tier holds"
+        return ResidencyView(residency.policy, False, why, 0, None, None, 0, 0, done, {}, [])
     duel = rules.duel
     rows = [
         ResidencyRow(
@@ -88,6 +85,6 @@ def look_at_residency(service: Operable) -> ResidencyView:
         rules.residents(),
         len(rules),
         done,
-        dict(rules.learned()),
+        rules.learned(),
         rows,
     )
