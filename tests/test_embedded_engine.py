@@ -353,6 +353,23 @@ async def test_a_prefetch_leaves_alone_what_has_come_up_meanwhile(
         assert held(engine, HOT) == "a b"  # c is the oldest still
 
 
+async def test_a_prefetch_brings_nothing_back_that_came_up_and_was_displaced_meanwhile(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    async with open_small(tmp_path, disk_read_seconds=1.0, hot_chunks_max=2) as engine:
+        await engine.store(names("a b"))
+        await engine.evict(names("a b"), [HOT])
+        engine.prefetch(names("a b"), "p")
+        await wait_all_tasks_blocked()  # a is being read
+        await engine.store(names("b a"))
+        await engine.store(names("c d"))
+        mock_clock.jump(1.0)
+        await wait_all_tasks_blocked()
+        assert held(engine, HOT) == "c d"
+        assert engine.statistics().prefetches.chunks_loaded == 0
+        assert engine.statistics().prefetches.finished == 1
+
+
 async def test_a_lookup_counts_as_a_prefetch_does_and_changes_nothing(tmp_path: Path) -> None:
     """Hot from the front to the first miss, from there on what the disk has."""
     async with open_small(tmp_path, hot_chunks_max=6) as engine:

@@ -98,6 +98,7 @@ class Engine:
         if self.switches.writable(HOT_LOCATION):
             payload_of = payloads.__getitem__ if payloads else self._payload_of
             stored, taken = put_while_room(self._hot, chunk_hashes, payload_of)
+            self._progress.fulfil(taken)
         changes = [tier.put(taken, payloads) for tier in targets]
         written = sum([await change.wait() for change in changes])
         return Stored(num_chunks=len(chunk_hashes), num_stored=stored, num_written=written)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from ramakv.lmcache.embedded.answers import PrefetchStatistics
@@ -38,6 +38,11 @@ class Prefetches:
         """Let nothing that was asked for before bring these chunks up."""
         chunk_hashes = list(chunk_hashes)
         for wanted in (*self.prefetches, *self.retrieves):
+            wanted.hashes.difference_update(chunk_hashes)
+
+    def fulfil(self, chunk_hashes: Collection[str]) -> None:
+        """Let no prefetch load these chunks again, which have come up without it."""
+        for wanted in self.prefetches:
             wanted.hashes.difference_update(chunk_hashes)
 
     def forget_all(self) -> None:
