@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 import trio
@@ -68,6 +69,27 @@ async def test_it_sends_what_lmcache_documents() -> None:
         ("/memory/prefetch", {"chunk_hashes": ["a", "b"], "lookup_id": "id-1"}),
         ("/memory/evict", {"chunk_hashes": ["a"], "locations": ["LocalCPUBackend"]}),
     ]
+
+
+async def test_an_address_may_name_a_user_and_a_path() -> None:
+    """As in front of an LMCache that others must not reach."""
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(200, content=b"{}")
+
+    async with LMCacheClient(
+        "http://me:s3%40cret@cache:6999/behind/",
+        connect_timeout_seconds=1.0,
+        call_timeout_seconds=1.0,
+        connections_max=1,
+        transport=httpx.MockTransport(answer),
+    ) as client:
+        await client.prefetch(["a"], "id-1")
+    assert str(requests[0].url) == "http://cache:6999/behind/memory/prefetch"
+    assert requests[0].headers["host"] == "cache:6999"
+    assert requests[0].headers["authorization"] == httpx.BasicAuth("me", "s3@cret")._auth_header
 
 
 async def test_a_query_tells_where_chunks_lie() -> None:

@@ -6,6 +6,7 @@ An answer is read by its body and not by its content type: a real LMCache sends 
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -30,7 +31,7 @@ T = TypeVar("T")
 Param = str | int | bool | Sequence[str]
 
 _ERROR_TEXT_CHARS_MAX = 300
-_JSON_HEADERS = {"content-type": "application/json"}
+_JSON = (b"Content-Type", b"application/json")
 # Answers about the service and not about this call: no such route, not allowed, not now.
 _UNAVAILABLE_STATUSES = frozenset({401, 403, 404, 405, 408, 425, 429, 501, 502, 503, 504})
 _UNSUPPORTED_STATUSES = frozenset({404, 405, 501})
@@ -110,20 +111,28 @@ class Caller:
         connections_max: int,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
+        url = httpx.URL(base_url)
+        self._base_url = str(url.copy_with(userinfo=b"")).rstrip("/")
+        self._headers = [(b"Host", url.netloc), (b"Accept", b"*/*"), (b"User-Agent", b"ramakv")]
+        if url.userinfo:
+            login = f"{url.username}:{url.password}".encode()
+            self._headers.append((b"Authorization", b"Basic " + b64encode(login)))
+        self._urls: dict[str, httpx.URL] = {}
         self._call_timeout_seconds = call_timeout_seconds
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            timeout=httpx.Timeout(
-                call_timeout_seconds, connect=connect_timeout_seconds, pool=call_timeout_seconds
-            ),
+        timeout = httpx.Timeout(
+            call_timeout_seconds, connect=connect_timeout_seconds, pool=call_timeout_seconds
+        )
+        self._extensions = {"timeout": timeout.as_dict()}
+        # Not a client: its cookies, redirects and authentication are not for this API, and take
+        # as long as all the rest.
+        self._transport = transport or httpx.AsyncHTTPTransport(
             limits=httpx.Limits(
                 max_connections=connections_max,
                 # Below the 5 s after which uvicorn closes idle connections: no race with it.
-                keepalive_expiry=2.0,
+                keepalive_expiry=3.5,
             ),
-            transport=transport,
             trust_env=False,
-            verify=False,  # noqa: S501 - plain http only; building a TLS context costs 30 ms
+            verify=False,  # plain http only; building a TLS context costs 30 ms
         )
 
     async def __aenter__(self) -> Self:
@@ -137,7 +146,7 @@ class Caller:
         trace: TracebackType | None,
     ) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._transport.aclose()
 
     async def _call(
         self,
@@ -149,17 +158,29 @@ class Caller:
     ) -> Reply:
         """Return whatever answer comes; raise BackendUnavailableError where none does."""
         seconds = self._call_timeout_seconds
-        content = None if body is None else msgspec.json.encode(body)
-        headers = {} if body is None else _JSON_HEADERS
+        url = self._url(path, params)
+        content = b"" if body is None else msgspec.json.encode(body)
+        headers = self._headers.copy()
+        if method != "GET":
+            headers.append((b"Content-Length", b"%d" % len(content)))
+        if body is not None:
+            headers.append(_JSON)
         if (trace := current()) is not None:
-            headers = {**headers, **trace.headers()}
+            headers += [(key.encode(), value.encode()) for key, value in trace.headers().items()]
             trace.note({"http.request.method": method, "url.path": path})
+        # With its headers whole and its body as a stream httpx has nothing to work out.
+        stream = httpx.ByteStream(content)
+        request = httpx.Request(
+            method, url, headers=headers, stream=stream, extensions=self._extensions
+        )
         try:
             # httpx's own timeouts are per read: a byte now and then would keep a call for ever.
             with trio.fail_after(seconds):
-                response = await self._http.request(
-                    method, path + _query(params or {}), content=content, headers=headers
-                )
+                response = await self._transport.handle_async_request(request)
+                try:
+                    answer = await response.aread()
+                finally:
+                    await response.aclose()
         except trio.TooSlowError as error:
             raise BackendTimeoutError(f"{path}: no answer within {seconds:g} s") from error
         except httpx.TimeoutException as error:
@@ -170,7 +191,14 @@ class Caller:
             raise BackendUnavailableError(f"{path}: {error or type(error).__name__}") from error
         if trace is not None:
             trace.note({"http.response.status_code": response.status_code})
-        return Reply(path, response.status_code, response.content)
+        return Reply(path, response.status_code, answer)
+
+    def _url(self, path: str, params: Mapping[str, Param | None] | None) -> httpx.URL:
+        if params:
+            return httpx.URL(self._base_url + path + _query(params))
+        if (url := self._urls.get(path)) is None:
+            url = self._urls[path] = httpx.URL(self._base_url + path)
+        return url
 
     async def _ask(
         self,

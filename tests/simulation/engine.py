@@ -81,7 +81,7 @@ class SimulatedLMCache(httpx.AsyncBaseTransport):
         if self.is_cut_off:
             await trio.sleep_forever()
         kind = request.url.path.rpartition("/")[2]
-        body = msgspec.json.decode(request.content, type=CallBody)
+        body = msgspec.json.decode(await request.aread(), type=CallBody)
         self._check_departure(kind, body)
         marks = [(kind, chunk) for chunk in body.chunk_hashes]
         self._under_way.update(marks)
