@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import trio
 
@@ -17,23 +17,37 @@ _ENGINE = ("ramakv.lmcache.embedded.",)
 
 
 class Meter(trio.abc.Instrument):
-    """Charges time to whoever the task belongs to that runs, until one of another runs.
+    """Charges a step's time to whoever the task belongs to that makes it.
 
-    So what the loop needs to come to a step is charged to who ran before it. Within a step
-    `counting` says that somebody else is at work. The clock is read only where the one who is
-    charged changes: it is a system call.
+    Within a step `counting` says that somebody else is at work. What the loop needs between
+    steps, all alike, is charged by their number.
     """
 
     def __init__(self) -> None:
-        self.seconds: dict[Who, float] = defaultdict(float)
+        self._in_steps: dict[Who, float] = defaultdict(float)
+        self._steps: Counter[Who] = Counter()
+        self._between = 0.0
         self._who: Who = "replay"
         self._since = time.thread_time()
         self._acting: dict[trio.lowlevel.Task, Who] = {}
         self._known: dict[str, Who] = {}
 
+    @property
+    def seconds(self) -> dict[Who, float]:
+        """CPU seconds of each so far."""
+        step = self._between / max(1, self._steps.total())
+        return {who: self._in_steps[who] + step * self._steps[who] for who in get_args(Who)}
+
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Charge from now on whoever this task works for."""
-        self._charge(self._acting.get(task) or self._whose(task.name))
+        now = time.thread_time()
+        self._between += now - self._since
+        self._since, self._who = now, self._acting.get(task) or self._whose(task.name)
+        self._steps[self._who] += 1
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        """End the charge."""
+        self._charge(self._who)
 
     @contextmanager
     def counting(self, who: Who) -> Iterator[None]:
@@ -52,10 +66,8 @@ class Meter(trio.abc.Instrument):
             self._charge(before or self._whose(task.name))
 
     def _charge(self, who: Who) -> None:
-        if who == self._who:
-            return
         now = time.thread_time()
-        self.seconds[self._who] += now - self._since
+        self._in_steps[self._who] += now - self._since
         self._since, self._who = now, who
 
     def _whose(self, name: str) -> Who:
