@@ -14,9 +14,11 @@ import msgspec
 from msgspec import Meta
 
 HOT_LOCATION = "LocalCPUBackend"
-"""Name of LMCache's hot tier, the only one that a suspend touches."""
+"""Name of LMCache's hot tier."""
 DISK_LOCATION = "LocalDiskBackend"
 """Name of LMCache's disk tier."""
+SUSPEND_LOCATIONS = (HOT_LOCATION,)
+"""Where a suspend evicts from: a restore brings the chunks back from the slower tiers."""
 
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
@@ -100,6 +102,7 @@ class Residency(Section, frozen=True):
 
     policy: Literal["off", "sticky", "auto"] = "auto"
     hot_chunks_max: Annotated[int, Meta(ge=0)] | Literal["auto"] = 0
+    bring_ups_per_turn: Annotated[float, Meta(ge=0, le=100)] = 0.6
 
 
 class Store(Section, frozen=True):

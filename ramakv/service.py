@@ -24,8 +24,7 @@ from ramakv.actors.readiness import Readiness
 from ramakv.actors.refcount import RefcountActor
 from ramakv.actors.residency import HotTier, ResidencyActor
 from ramakv.actors.router import Router
-from ramakv.actors.session import SUSPEND_LOCATIONS
-from ramakv.config import Config, resolve_path
+from ramakv.config import SUSPEND_LOCATIONS, Config, resolve_path
 from ramakv.core.evictions import EvictionPolicy, EvictionQueue, Scope
 from ramakv.core.refcounts import RefCounts
 from ramakv.core.session import Status

@@ -49,6 +49,16 @@ def test_chunks_under_a_prefetch_stay() -> None:
     assert "".join(batch.chunks) == "ac"
 
 
+def test_a_batch_that_is_left_to_lmcache_waits_no_more_and_counts_as_left() -> None:
+    queue = make_queue("abc")
+    batch = queue.take(5.0)
+    assert batch is not None
+    queue.leave(batch)
+    assert (len(queue), queue.in_flight_count) == (0, 0)
+    assert queue.next_due(100.0) == math.inf
+    assert (queue.tallies.queued, queue.tallies.left, queue.tallies.done) == (3, 3, 0)
+
+
 def test_a_flush_takes_what_is_not_due() -> None:
     assert make_queue("a").take(0.0, flush=True) is not None
 

@@ -30,18 +30,18 @@ def test_a_pause_is_in_the_step_that_its_age_says(seconds: float) -> None:
 
 def test_a_session_that_is_about_to_return_yields_more_than_one_that_left_just_now() -> None:
     found = seen(*[9.0 + 0.01 * number for number in range(100)])
-    assert found.yield_kept(step_of(8.0)) > 3 * found.yield_kept(step_of(0.5))
+    assert found.to_keep[step_of(8.0)] > 3 * found.to_keep[step_of(0.5)]
 
 
 def test_who_is_away_for_longer_than_anybody_yields_little() -> None:
     found = seen(*[9.0 + 0.01 * number for number in range(100)])
-    assert found.yield_kept(step_of(500.0)) < 0.1 * found.yield_kept(step_of(8.0))
+    assert found.to_keep[step_of(500.0)] < 0.1 * found.to_keep[step_of(8.0)]
 
 
 def test_what_must_be_loaded_first_yields_less_than_what_is_hot() -> None:
     found = seen(*(random.Random(1).expovariate(0.1) for _ in range(300)))
     for step in range(0, STEPS, 5):
-        assert found.yield_loaded(step) < found.yield_kept(step)
+        assert found.to_load[step] < found.to_keep[step]
 
 
 def test_a_load_that_is_rarely_of_use_does_not_pay() -> None:
@@ -51,12 +51,12 @@ def test_a_load_that_is_rarely_of_use_does_not_pay() -> None:
     for _ in range(20):
         found.ended(0)
     found.learn(5.0)
-    assert found.yield_loaded(step_of(3600.0)) == 0.0
+    assert found.to_load[step_of(3600.0)] == 0.0
 
 
 def test_a_session_in_a_turn_yields_less_than_one_whose_turn_is_over() -> None:
     found = seen(*[9.0] * 100)
-    assert 0 < found.yield_running < found.yield_kept(0)
+    assert 0 < found.while_running < found.to_keep[0]
 
 
 def test_the_share_of_pauses_that_are_over_is_what_was_seen() -> None:

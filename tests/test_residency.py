@@ -9,9 +9,9 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from ramakv.actors.residency import DECIDE_SECONDS
-from ramakv.config import HOT_LOCATION
-from ramakv.core.residency import Action, Order
+from ramakv.actors.residency import QUIET_SECONDS
+from ramakv.config import DISK_LOCATION, HOT_LOCATION
+from ramakv.core.orders import Action, Order
 from tests.fakes import Agent, FakeLMCache, open_agent, outage
 
 STICKY = {
@@ -39,7 +39,7 @@ class Scripted:
 
     async def order(self, *orders: tuple[Action, str]) -> None:
         self.orders = [Order(*order) for order in orders]
-        await trio.sleep(DECIDE_SECONDS * 1.01 + 0.2)
+        await trio.sleep(QUIET_SECONDS * 1.01 + 0.2)
 
 
 async def work(agent: Agent, lmcache: FakeLMCache, *sessions: str) -> None:
@@ -58,12 +58,183 @@ async def test_a_session_is_brought_up_and_renewed_by_prefetches(
         await work(agent, lmcache, "a", "b", "c")
         scripted = Scripted(agent)
         await scripted.order((Action.BRING_UP, "a"), (Action.RENEW, "b"), (Action.RENEW, "c"))
-        assert sorted(lmcache.prefetched()) == [
-            ("a0", "a1", "a2"),
-            ("b0", "b1", "b2", "c0", "c1", "c2"),
-        ]
-        assert agent.service.residency.done[Action.BRING_UP] == 1
+        assert lmcache.prefetched() == [("b0", "b1", "b2", "c0", "c1", "c2", "a0", "a1", "a2")]
+        done = agent.service.residency.done
+        assert (done[Action.BRING_UP], done[Action.RENEW]) == (1, 2)
         assert scripted.failed == []
+
+
+async def test_a_second_session_is_brought_up_by_a_call_of_its_own_after_the_first(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache(seconds_per_call=0.05)
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await work(agent, lmcache, "a", "b", "c")
+        await Scripted(agent).order(
+            (Action.BRING_UP, "a"), (Action.BRING_UP, "b"), (Action.RENEW, "c")
+        )
+        assert sorted(lmcache.prefetched()) == [
+            ("b0", "b1", "b2"),
+            ("c0", "c1", "c2", "a0", "a1", "a2"),
+        ]
+        first, second = (call.at for call in lmcache.calls)
+        assert second >= first + 0.05
+
+
+async def test_a_turn_start_sends_no_prefetch_that_its_pause_had_already(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await work(agent, lmcache, "a", "b")
+        await Scripted(agent).order((Action.RENEW, "a"))
+        lmcache.calls.clear()
+        for session_id in "a", "b":
+            started = await agent.send("turn_start", session_id)
+            assert started == {
+                "prefetch_sent": True,
+                "prefetch_count": 3,
+                "backend_degraded": False,
+                "restored": False,
+            }
+        assert lmcache.prefetched() == [("b0", "b1", "b2")]
+
+
+async def test_a_turn_start_with_an_id_of_its_own_is_always_sent(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await work(agent, lmcache, "a")
+        await Scripted(agent).order((Action.RENEW, "a"))
+        lmcache.calls.clear()
+        await agent.send("turn_start", "a", lookup_id="mine")
+        assert [call.detail for call in lmcache.calls] == ["mine"]
+
+
+async def test_a_turn_start_after_a_refused_errand_sends_its_prefetch(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await work(agent, lmcache, "a")
+        lmcache.fault = outage
+        await Scripted(agent).order((Action.BRING_UP, "a"))
+        lmcache.fault = None
+        lmcache.calls.clear()
+        await agent.send("turn_start", "a")
+        assert lmcache.prefetched() == [("a0", "a1", "a2")]
+
+
+async def alternate(agent: Agent, turns: int) -> None:
+    """A session has turns in two contexts in turn, in a tier where both have room."""
+    for number in range(turns):
+        await agent.turn_end("a", *(f"{number % 2}-{chunk}" for chunk in range(4)))
+        await trio.sleep(QUIET_SECONDS * 1.01)
+
+
+async def test_auto_leaves_to_lru_what_turns_release_and_want_again(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY | {"residency__policy": "auto"}) as agent:
+        await agent.turn_end("a", "first")
+        await trio.sleep(QUIET_SECONDS * 1.01)
+        await alternate(agent, turns=20)
+        await trio.sleep(5)
+        assert lmcache.calls == []
+        tallies = agent.service.refcount.evictions
+        assert tallies.left == 1 + 19 * 4
+        assert tallies.queued == tallies.left
+        assert agent.service.refcount.statistics()["evictions_waiting"] == 0
+
+
+async def test_what_turns_release_is_evicted_where_another_tier_is_to_be_told(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    both = {"residency__policy": "auto", "eviction__locations": (HOT_LOCATION, DISK_LOCATION)}
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY | both) as agent:
+        await alternate(agent, turns=5)
+        await trio.sleep(5)
+        assert agent.service.refcount.evictions.left == 0
+        assert {call.kind for call in lmcache.calls} == {"evict"}
+
+
+async def test_sticky_evicts_what_turns_release(tmp_path: Path, autojump_clock: MockClock) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await alternate(agent, turns=5)
+        await trio.sleep(5)
+        assert agent.service.refcount.evictions.left == 0
+        assert "evict" in {call.kind for call in lmcache.calls}
+
+
+async def test_the_outbox_forgets_what_was_left_to_lru(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    auto = STICKY | {"residency__policy": "auto"}
+    async with open_agent(tmp_path, lmcache, **auto) as agent:
+        await alternate(agent, turns=3)
+        await trio.sleep(5)
+        assert agent.service.refcount.evictions.left == 8
+    async with open_agent(tmp_path, lmcache, **auto) as agent:
+        assert agent.service.refcount.statistics()["evictions_waiting"] == 0
+        assert lmcache.calls == []
+
+
+async def test_what_a_close_releases_is_evicted_under_every_policy(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY | {"residency__policy": "auto"}) as agent:
+        await agent.turn_end("a", "a0", "a1")
+        await agent.send("session_close", "a")
+        await trio.sleep(5)
+        assert [call.chunks for call in lmcache.calls] == [("a0", "a1")]
+
+
+async def test_a_child_that_begins_with_its_parents_map_prefetches_none_of_it_under_auto(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    for policy, sent in ("auto", 0), ("sticky", 3):
+        lmcache = FakeLMCache()
+        wanted = STICKY | {"residency__policy": policy}
+        async with open_agent(tmp_path / policy, lmcache, **wanted) as agent:
+            await work(agent, lmcache, "a")
+            await agent.send("session_fork", "a", child_session_id="b")
+            started = await agent.send("turn_start", "b")
+            assert isinstance(started, dict)
+            assert started["prefetch_count"] == sent
+
+
+async def test_after_a_restore_only_the_new_map_is_acted_on(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY) as agent:
+        await work(agent, lmcache, "a", "b")
+        await agent.send("snapshot_restore", "b", source_session_id="a")
+        await trio.sleep(5)  # what b had is evicted
+        lmcache.calls.clear()
+        await Scripted(agent).order((Action.DEMOTE, "b"), (Action.RENEW, "b"))
+        assert lmcache.calls == []
+
+
+async def test_auto_prefetches_no_end_of_a_map_that_turns_have_no_use_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    lmcache = FakeLMCache()
+    async with open_agent(tmp_path, lmcache, **STICKY | {"residency__policy": "auto"}) as agent:
+        for number in range(40):
+            await agent.send("turn_start", "a")
+            await agent.turn_end("a", *(f"c{chunk}" for chunk in range(number)), f"part{number}")
+        lmcache.calls.clear()
+        started = await agent.send("turn_start", "a")
+        assert lmcache.prefetched() == [tuple(f"c{chunk}" for chunk in range(39))]
+        assert isinstance(started, dict)
+        assert started["prefetch_count"] == 39
 
 
 async def test_a_demotion_takes_from_the_hot_tier_alone_and_never_what_others_reference(
@@ -100,12 +271,13 @@ async def test_an_errand_that_waits_is_dropped_when_the_sessions_turn_begins(
     async with open_agent(tmp_path, lmcache, **slow) as agent:
         await work(agent, lmcache, "a", "b")
         scripted = Scripted(agent)
-        scripted.orders = [Order(Action.BRING_UP, "b"), Order(Action.DEMOTE, "a")]
-        await trio.sleep(DECIDE_SECONDS * 1.01)
+        scripted.orders = [Order(Action.DEMOTE, "b"), Order(Action.DEMOTE, "a")]
+        await trio.sleep(QUIET_SECONDS * 1.01)
         await agent.send("turn_start", "a")
         await trio.sleep(10)
-        assert not [call for call in lmcache.calls if call.kind == "evict"]
-        assert Order(Action.DEMOTE, "a") in scripted.failed
+        evicted = [call.chunks for call in lmcache.calls if call.kind == "evict"]
+        assert evicted == [("b0", "b1", "b2")]
+        assert scripted.failed == [Order(Action.DEMOTE, "a")]
 
 
 async def test_a_prefetch_waits_for_a_demotion_of_its_chunks_that_is_under_way(
@@ -116,7 +288,7 @@ async def test_a_prefetch_waits_for_a_demotion_of_its_chunks_that_is_under_way(
         await work(agent, lmcache, "a")
         scripted = Scripted(agent)
         scripted.orders = [Order(Action.DEMOTE, "a")]
-        await trio.sleep(DECIDE_SECONDS * 1.01 + 0.3)
+        await trio.sleep(QUIET_SECONDS * 1.01 + 0.3)
         await agent.send("turn_start", "a")
         await trio.sleep(5)
         assert [call.kind for call in lmcache.calls] == ["evict", "prefetch"]
@@ -130,7 +302,7 @@ async def test_a_close_during_a_demotion_evicts_after_it(
     async with open_agent(tmp_path, lmcache, **STICKY) as agent:
         await work(agent, lmcache, "a")
         Scripted(agent).orders = [Order(Action.DEMOTE, "a")]
-        await trio.sleep(DECIDE_SECONDS * 1.01 + 0.3)
+        await trio.sleep(QUIET_SECONDS * 1.01 + 0.3)
         await agent.send("session_close", "a")
         await trio.sleep(5)
         assert [call.kind for call in lmcache.calls] == ["evict", "evict"]
@@ -162,7 +334,7 @@ async def test_a_restart_finds_the_sessions_again_in_the_order_of_their_use(
             await trio.sleep(2)
         await agent.send("session_suspend", "b")
     async with open_agent(tmp_path, lmcache, **STICKY) as agent:
-        await trio.sleep(DECIDE_SECONDS)
+        await trio.sleep(QUIET_SECONDS)
         standings = agent.service.residency.standings(10)
         assert [(row.session_id, row.chunks) for row in standings] == [("c", 3), ("a", 3)]
         paused = [row.paused_seconds or 0.0 for row in standings]
@@ -176,7 +348,7 @@ async def test_a_restart_takes_no_more_sessions_than_the_tier_holds(
     async with open_agent(tmp_path, lmcache, **STICKY) as agent:
         await work(agent, lmcache, *(f"s{number}" for number in range(30)))
     async with open_agent(tmp_path, lmcache, **STICKY) as agent:
-        await trio.sleep(DECIDE_SECONDS)
+        await trio.sleep(QUIET_SECONDS)
         assert len(agent.service.residency.standings(100)) == 40 // 3
 
 
@@ -207,7 +379,7 @@ async def off_because(folder: Path, **overrides: Any) -> str:
     lmcache = FakeLMCache()
     async with open_agent(folder, lmcache, **overrides) as agent:
         await work(agent, lmcache, "a", "b")
-        await trio.sleep(10 * DECIDE_SECONDS)
+        await trio.sleep(10 * QUIET_SECONDS)
         assert lmcache.calls == []
         assert agent.service.residency.rules is None
         assert agent.service.hot is None

@@ -8,7 +8,7 @@ import pytest
 import trio
 from click.testing import CliRunner, Result
 
-from ramakv.actors.residency import DECIDE_SECONDS
+from ramakv.actors.residency import QUIET_SECONDS
 from ramakv.cli import main
 from tests.operators import Operators, operators
 
@@ -29,7 +29,7 @@ async def test_it_says_who_is_in_and_why(tmp_path: Path) -> None:
     async with operators(tmp_path, **ON) as daemon:
         await daemon.agent.turn_end("first", "a", "b", finish_reason="stop")
         await daemon.agent.turn_end("second\x1b[31m", "c", finish_reason="tool_calls")
-        await trio.sleep(DECIDE_SECONDS * 1.5)
+        await trio.sleep(QUIET_SECONDS * 1.5)
         await daemon.agent.send("turn_start", "first")
         result = await shown(daemon)
     assert result.exit_code == 0, result.output

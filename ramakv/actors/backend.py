@@ -12,7 +12,7 @@ import trio
 from ramakv.actors.caretaker import Care, Caretaker
 from ramakv.actors.errands import Errand, Errands
 from ramakv.actors.journal import Journal
-from ramakv.actors.mailbox import Reply
+from ramakv.actors.mailbox import Reply, answered
 from ramakv.actors.prefetch import Prefetch, PrefetchLane
 from ramakv.actors.questions import Places, Questions
 from ramakv.actors.refcount import RefcountActor
@@ -21,14 +21,10 @@ from ramakv.core.breaker import Breaker, BreakerState, Permit
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.counting import Holds
 from ramakv.core.evictions import Batch, Scope
+from ramakv.core.orders import Action
 from ramakv.core.pacing import TokenBucket
-from ramakv.core.residency import Action
 from ramakv.core.tallies import CallTally
-from ramakv.errors import (
-    BackendError,
-    BackendRejectedError,
-    BackendUnavailableError,
-)
+from ramakv.errors import BackendError, BackendRejectedError, BackendUnavailableError
 from ramakv.lmcache.backend import KVBackend, fresh_lookup_id
 from ramakv.tracing import current, joined, resumed
 
@@ -84,8 +80,7 @@ class BackendActor:
         self._questions = Questions(client)
         self._errands = Errands()
         self._demoting: Holds[ChunkHash] = Holds()
-        self._is_paused = False
-        self._closing = False
+        self._is_paused = self._leaves_released = self._closing = False
         self._calls = trio.CancelScope()
         self.calls = 0
         self.call_tallies = {"prefetch": CallTally(), "evict": CallTally()}
@@ -109,7 +104,6 @@ class BackendActor:
         Refused at once while the breaker is open, but for one that can probe, and when the
         lane is full.
         """
-        accepted: Reply[bool] = Reply()
         now = trio.current_time()
         waiting_max = self._config.prefetches_waiting_max
         if self._is_paused or not self._caretaker.allows(len(chunks)):
@@ -118,8 +112,8 @@ class BackendActor:
             waiting_max = 1 if self._breaker.can_pass(now) else 0
         if len(self._lane) >= waiting_max:
             self.prefetches.skipped += 1
-            accepted.set(False)
-            return accepted
+            return answered(False)
+        accepted: Reply[bool] = Reply()
         deadline = now + self._config.prefetch_deadline_seconds
         job = Prefetch(chunks, lookup_id or fresh_lookup_id(), deadline, accepted, current())
         self._lane.add(job)
@@ -137,6 +131,10 @@ class BackendActor:
         if paused != self._is_paused:
             self._is_paused = paused
             log.warning("an operator paused prefetching" if paused else "prefetching goes on")
+
+    def leave_released(self, leave: bool) -> None:
+        """Let LRU take what turn_ends release, where nothing but the hot tier would be told."""
+        self._leaves_released = leave and set(self._locations[Scope.RELEASE]) == {HOT_LOCATION}
 
     def run_errand(self, errand: Errand) -> None:
         """Do what residency wants, when there is nothing else to send."""
@@ -216,7 +214,7 @@ class BackendActor:
                     continue
                 batch = self._refcount.take(now, self._lane.chunks, flush=self._closing)
                 if batch is not None:
-                    await self._send_evict(batch, self._pass(now))
+                    await self._evict(batch, now)
                     continue
                 if self._breaker.state is BreakerState.CLOSED:
                     if (question := self._questions.take()) is not None:
@@ -226,6 +224,7 @@ class BackendActor:
                         continue
                     if (found := self._errands.take(now, self._refcount.references)) is not None:
                         await self._send_errand(*found, self._pass(now))
+                        self._errands.is_busy = False
                         continue
             if self._closing:
                 self._questions.refuse("the daemon is stopping")
@@ -245,7 +244,8 @@ class BackendActor:
         assert taken
         assert permit is not None
         self.calls += 1
-        self.wake()  # there may be more to send
+        if self._lane or self._errands or self._questions or self._refcount.is_due(now):
+            self.wake()  # the next one has something to send
         return permit
 
     def _look_again_at(self, now: float) -> float:
@@ -296,12 +296,14 @@ class BackendActor:
             await self._diagnose(error)
         finally:
             self._lane.end(job, accepted=accepted)
-            self.wake()
 
     # Evict -------------------------------------------------------------------------------
 
-    async def _send_evict(self, batch: Batch, permit: Permit) -> None:
-        chunks = list(batch.chunks)
+    async def _evict(self, batch: Batch, now: float) -> None:
+        if self._leaves_released and batch.scope is Scope.RELEASE:
+            await self._journal.tell(self._refcount.left(batch))
+            return
+        chunks, permit = list(batch.chunks), self._pass(now)
         failure: BackendError | None = None
         try:
             released = self._journal.releases.of(batch.chunks.values())
@@ -340,7 +342,7 @@ class BackendActor:
         if in_the_way or not (is_demotion or self._caretaker.allows(len(chunks))):
             errand.done(False)
             return
-        self._lane.chunks.hold(chunks)  # an evict that comes due waits
+        self._lane.chunks.hold(errand, chunks)  # an evict that comes due waits
         if is_demotion:
             self._demoting.hold(chunks)
         try:
@@ -356,11 +358,10 @@ class BackendActor:
             self._judge(error, errand.action.value, permit)
             await self._diagnose(error)
         finally:
-            self._lane.chunks.let_go_all(chunks)
+            self._lane.chunks.let_go(errand)
             if is_demotion:
                 self._demoting.let_go_all(chunks)
             errand.done(done)
-            self.wake()
 
     # Judging LMCache ---------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.residency import Action
+from ramakv.core.orders import Action
 
 ERRANDS_MAX = 64
 """Errands that wait at most: more are not worth waiting for."""
@@ -35,10 +36,10 @@ class Errand:
         Nothing is demoted that more than the one session references: another may be in a turn.
         """
         parts = [part for session_id, part in self.parts.items() if self.stands(session_id)]
-        chunks = dict.fromkeys(chunk for part in parts for chunk in part)
+        chunks = parts[0] if len(parts) == 1 else tuple(dict.fromkeys(chain.from_iterable(parts)))
         if self.action is Action.DEMOTE:
             return tuple(chunk for chunk in chunks if references(chunk) == 1)
-        return tuple(chunks)
+        return chunks
 
 
 class Errands:
@@ -46,6 +47,12 @@ class Errands:
 
     def __init__(self) -> None:
         self._waiting: deque[Errand] = deque()
+        self.is_busy = False
+        """Whether one is under way: the next one waits, so that all need one connection."""
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def add(self, errand: Errand) -> None:
         """Let one wait, or refuse it: where many wait, it would come too late."""
@@ -58,9 +65,10 @@ class Errands:
         self, now: float, references: Callable[[ChunkHash], int]
     ) -> tuple[Errand, ChunkMap] | None:
         """Take the first that is worth a call, with the chunks it is for; drop those before it."""
-        while self._waiting:
+        while self._waiting and not self.is_busy:
             errand = self._waiting.popleft()
             if errand.deadline > now and (chunks := errand.chunks(references)):
+                self.is_busy = True
                 return errand, chunks
             errand.done(False)
         return None

@@ -59,6 +59,13 @@ class Reply(Generic[T]):
         return self._value  # type: ignore[return-value]
 
 
+def answered(value: T) -> Reply[T]:
+    """Return a reply that has its answer."""
+    reply: Reply[T] = Reply()
+    reply.set(value)
+    return reply
+
+
 class Mailbox(Generic[T]):
     """A bounded queue with one reader. Closing it lets the reader finish what is in it."""
 

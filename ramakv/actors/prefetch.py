@@ -6,12 +6,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import structlog
 
 from ramakv.actors.mailbox import Reply
 from ramakv.core.chunks import ChunkHash, ChunkMap
-from ramakv.core.counting import Holds
 from ramakv.core.tallies import PrefetchTallies
 from ramakv.tracing import Trace
 
@@ -29,12 +29,45 @@ class Prefetch:
     trace: Trace | None = None
 
 
+class UnderWay:
+    """The chunks that calls wait or are under way for: asked for rarely, changed with each call.
+
+    So the calls are kept, and their chunks are looked through when somebody asks.
+    """
+
+    __slots__ = ("_all", "_maps")
+
+    def __init__(self) -> None:
+        self._maps: dict[int, ChunkMap] = {}
+        self._all: set[ChunkHash] | None = set()
+
+    def __len__(self) -> int:
+        """Calls whose chunks these are."""
+        return len(self._maps)
+
+    def __contains__(self, chunk: object) -> bool:
+        """Whether a call about this chunk waits or is under way."""
+        if self._all is None:
+            self._all = set(chain.from_iterable(self._maps.values()))
+        return chunk in self._all
+
+    def hold(self, call: object, chunks: ChunkMap) -> None:
+        """Note what a call is about."""
+        self._maps[id(call)] = chunks
+        self._all = None
+
+    def let_go(self, call: object) -> None:
+        """Note that a call has ended."""
+        del self._maps[id(call)]
+        self._all = None
+
+
 class PrefetchLane:
     """Prefetches that wait, the first come first, and what all that have not ended are about."""
 
     def __init__(self) -> None:
         self.tallies = PrefetchTallies()
-        self.chunks: Holds[ChunkHash] = Holds()
+        self.chunks = UnderWay()
         """Those that a prefetch waits or is under way for: an evict of one of them waits."""
         self._waiting: deque[Prefetch] = deque()
 
@@ -50,7 +83,7 @@ class PrefetchLane:
     def add(self, job: Prefetch) -> None:
         """Let one wait. From here on, an evict that is due must not overtake it."""
         self._waiting.append(job)
-        self.chunks.hold(job.chunks)
+        self.chunks.hold(job, job.chunks)
 
     def take(self, may_go: Callable[[ChunkMap], bool]) -> Prefetch | None:
         """Take the first that may go, for whose chunks."""
@@ -73,7 +106,7 @@ class PrefetchLane:
     def end(self, job: Prefetch, *, accepted: bool) -> None:
         """Let go of a prefetch's chunks and answer it, once."""
         if not job.accepted.is_set:
-            self.chunks.let_go_all(job.chunks)
+            self.chunks.let_go(job)
             job.accepted.set(accepted)
 
     def refuse(self) -> None:

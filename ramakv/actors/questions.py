@@ -38,6 +38,10 @@ class Questions:
         self._client = client
         self._waiting: deque[Question] = deque()
 
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     def add(self, chunks: ChunkMap, now: float) -> Reply[Places]:
         """Let a question wait. The reply is a BackendError where it was not answered."""
         question = Question(chunks, now + WAIT_SECONDS_MAX, Reply())

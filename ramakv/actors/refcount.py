@@ -17,6 +17,7 @@ from ramakv.actors.mailbox import Mailbox, Reply
 from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.evictions import Batch, Owed, Scope
 from ramakv.core.refcounts import OutboxRow, RefCounts
+from ramakv.core.session import Fork
 from ramakv.core.tallies import EvictionTallies
 from ramakv.store.store import Bookkeeping
 
@@ -41,6 +42,11 @@ class Owner(NamedTuple):
 
     kind: str
     name: str
+
+    @classmethod
+    def of(cls, fork: Fork) -> Owner:
+        """Who holds a fork's references."""
+        return cls("fork", str(fork.fork_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +248,10 @@ class RefcountActor:
         self._due = self._counts.evictions.next_due(now)
         return self._due
 
+    def is_due(self, now: float) -> bool:
+        """Whether there is something to take, but for what a prefetch stands in the way of."""
+        return self._counts.evictions.next_due(now) <= now
+
     def is_in_flight(self, chunks: ChunkMap) -> bool:
         """Whether an evict of one of these has left and not ended."""
         return self._counts.evictions.is_in_flight(chunks)
@@ -253,6 +263,10 @@ class RefcountActor:
     def evicted(self, batch: Batch) -> Bookkeeping:
         """End a batch that was carried out."""
         return Bookkeeping(obsolete=self._counts.evicted(batch))
+
+    def left(self, batch: Batch) -> Bookkeeping:
+        """End a batch that is left to LMCache's LRU."""
+        return Bookkeeping(obsolete=self._counts.left(batch))
 
     def evict_failed(self, batch: Batch, now: float, reason: str, *, rejected: bool) -> Bookkeeping:
         """Let what is left of a failed batch wait again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -14,19 +15,25 @@ from ramakv.actors.mailbox import Reply
 from ramakv.actors.places import Place
 from ramakv.actors.requests import Look, Outcome, Request
 from ramakv.config import Residency as ResidencyConfig
+from ramakv.core.candidates import Standing
 from ramakv.core.chunks import ChunkMap
-from ramakv.core.residency import CANDIDATES_MAX, Action, Order, Policy, Residency, Standing
+from ramakv.core.orders import Action, Advice, Order
+from ramakv.core.residency import CANDIDATES_MAX, Policy, Residency
 from ramakv.core.session import SessionState, Status
 from ramakv.core.tallies import HotTallies
 from ramakv.errors import RamakvError
 
 log = structlog.get_logger("ramakv.residency")
 
-DECIDE_SECONDS = 1.5
-"""How often it is decided who stays."""
+DECIDE_SECONDS = 0.8
+"""How often it is decided who stays, at the first turn's end after so long: a daemon that is awake
+does it at half the cost, and nobody waits for it then."""
 
-_LOOK_SECONDS = 1.0
-"""How long one decision may wait for sessions to say what they hold."""
+QUIET_SECONDS = 2.0
+"""The same where no turn ends."""
+
+DECIDE_FOR_NOTHING_SECONDS = 4.0
+"""The same while LRU does better, and decisions only show what would be."""
 
 _ASK_AGAIN_SECONDS = 30.0
 """How often an LMCache that did not say what it is like is asked again."""
@@ -87,13 +94,16 @@ class ResidencyActor:
         self.policy: Policy = config.policy
         self.why_off = _switched_off(config)
         """Why nothing is done; empty where something is, or is about to be."""
+        self._bring_ups_per_turn = config.bring_ups_per_turn
         self._hot_tier = hot_tier
         self._backend = backend
         self._sessions: Sessions | None = None
         self._rules: Residency | None = None
         self._scope = trio.CancelScope()
+        self._due = trio.Event()
+        self._due_at = math.inf
         self.done = dict.fromkeys(Action, 0)
-        """Errands that LMCache accepted."""
+        """For how many sessions LMCache accepted it."""
         self.hot = HotTallies()
 
     def connect(self, sessions: Sessions) -> None:
@@ -107,15 +117,24 @@ class ResidencyActor:
 
     # Told by session actors ---------------------------------------------------------------
 
-    def turn_started(self, session_id: str) -> None:
-        """Note that a turn begins, before anything is done for it."""
-        if self._rules is not None:
-            self._rules.turn_started(session_id, trio.current_time())
+    def turn_started(self, session_id: str) -> Advice:
+        """Note that a turn begins, before anything is done for it. Returns what to prefetch."""
+        if self._rules is None:
+            return Advice()
+        return self._rules.turn_started(session_id, trio.current_time())
 
     def turn_ended(self, session_id: str, chunks: ChunkMap, finish_reason: str | None) -> None:
         """Note that a turn's end was applied."""
         if self._rules is not None:
-            self._rules.turn_ended(session_id, chunks, finish_reason, trio.current_time())
+            now = trio.current_time()
+            self._rules.turn_ended(session_id, chunks, finish_reason, now)
+            if now >= self._due_at:
+                self._due.set()
+
+    def inherited(self, session_id: str) -> None:
+        """Note that a session begins with another's map."""
+        if self._rules is not None:
+            self._rules.inherited(session_id)
 
     def left(self, session_id: str) -> None:
         """Note that a session is not active any more."""
@@ -133,14 +152,28 @@ class ResidencyActor:
             tier = await self._look_at_tier()
             if tier is None:
                 return
-            demotes = tier.has_slower_tier
-            self._rules = Residency(tier.chunks_max, self.policy, hot=self.hot, demotes=demotes)
+            self._rules = Residency(
+                tier.chunks_max,
+                self.policy,
+                hot=self.hot,
+                bring_ups_per_turn=self._bring_ups_per_turn,
+                demotes=tier.has_slower_tier,
+            )
             self.why_off = ""
             log.info("residency", policy=self.policy, hot_chunks_max=tier.chunks_max)
             await self._rebuild(self._rules)
             while True:
-                await trio.sleep(DECIDE_SECONDS)
-                await self._do(self._rules, self._rules.decide(trio.current_time()))
+                self._backend.leave_released(self._rules.leaves_released)
+                await self._next_decision(self._rules.is_in_force)
+                self._do(self._rules, self._rules.decide(trio.current_time()))
+
+    async def _next_decision(self, in_force: bool) -> None:
+        """Wait until the next one is due, and then for the end of a turn, but not for long."""
+        self._due = trio.Event()
+        now = trio.current_time()
+        self._due_at = now + (DECIDE_SECONDS if in_force else DECIDE_FOR_NOTHING_SECONDS)
+        with trio.move_on_at(self._due_at + QUIET_SECONDS - DECIDE_SECONDS):
+            await self._due.wait()
 
     def close(self) -> None:
         """End `run`."""
@@ -178,24 +211,23 @@ class ResidencyActor:
             if chunks and rules.is_unknown(place.session_id):
                 rules.turn_ended(place.session_id, chunks, None, place.last_event)
 
-    async def _do(self, rules: Residency, orders: Sequence[Order]) -> None:
-        """Give the backend an errand for each order; renewals go together."""
-        renewed: dict[str, ChunkMap] = {}
-        with trio.move_on_after(_LOOK_SECONDS):
-            for order in orders:
-                chunks = await self._map_of(order.session_id)
-                if not chunks:
-                    rules.failed(order)
-                elif order.action is Action.RENEW:
-                    renewed[order.session_id] = chunks
-                else:
-                    self._send(rules, order.action, {order.session_id: chunks}, order)
-        if renewed:
-            self._send(rules, Action.RENEW, renewed, None)
+    def _do(self, rules: Residency, orders: Sequence[Order]) -> None:
+        """Give the backend errands for these orders.
 
-    def _send(
-        self, rules: Residency, action: Action, parts: dict[str, ChunkMap], order: Order | None
-    ) -> None:
+        A call costs more than what it names, so all renewals are one, and the first session that
+        is brought up goes along with them, behind what is there already.
+        """
+        of: dict[Action, list[Order]] = {action: [] for action in Action}
+        for order in orders:
+            of[order.action].append(order)
+        for order in of[Action.DEMOTE] + of[Action.BRING_UP][1:]:
+            self._send(rules, [order])
+        if together := of[Action.RENEW] + of[Action.BRING_UP][:1]:
+            self._send(rules, together)
+
+    def _send(self, rules: Residency, orders: Sequence[Order]) -> None:
+        """Give the backend one errand for all of these, which are of one kind: up, or out."""
+        parts = {order.session_id: rules.map_of(order.session_id) for order in orders}
         last_turns = {session_id: rules.last_turn_of(session_id) for session_id in parts}
 
         def stands(session_id: str) -> bool:
@@ -203,12 +235,15 @@ class ResidencyActor:
             return is_paused and rules.last_turn_of(session_id) == last_turns[session_id]
 
         def note(accepted: bool) -> None:
-            self.done[action] += accepted
-            if not accepted and order is not None:
-                rules.failed(order)
+            for order in orders:
+                self.done[order.action] += accepted
+                if not accepted:
+                    rules.failed(order)
+                elif order.action is not Action.DEMOTE and stands(order.session_id):
+                    rules.prefetched(order.session_id)
 
         deadline = trio.current_time() + ERRAND_SECONDS
-        self._backend.run_errand(Errand(action, parts, stands, deadline, note))
+        self._backend.run_errand(Errand(orders[0].action, parts, stands, deadline, note))
 
     async def _map_of(self, session_id: str) -> ChunkMap:
         """What a session holds; nothing where it cannot say."""

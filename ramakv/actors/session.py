@@ -6,7 +6,7 @@ import structlog
 from msgspec.structs import replace
 
 from ramakv import events
-from ramakv.actors.mailbox import Mailbox
+from ramakv.actors.mailbox import Mailbox, answered
 from ramakv.actors.refcount import Owner
 from ramakv.actors.requests import (
     Ask,
@@ -24,7 +24,7 @@ from ramakv.actors.requests import (
 )
 from ramakv.actors.steps import Steps
 from ramakv.actors.surroundings import Surroundings
-from ramakv.config import HOT_LOCATION
+from ramakv.config import SUSPEND_LOCATIONS
 from ramakv.core import session as rules
 from ramakv.core.chunks import ChunkMap
 from ramakv.core.session import Fork, SessionState, Status, Step
@@ -40,9 +40,6 @@ from ramakv.store.store import Bookkeeping, ParentsFork, Reopened
 from ramakv.tracing import make_current, resumed
 
 log = structlog.get_logger("ramakv.session")
-
-SUSPEND_LOCATIONS = (HOT_LOCATION,)
-"""Where a suspend evicts from: a restore brings the chunks back from the slower tiers."""
 
 
 class SessionActor:
@@ -180,6 +177,7 @@ class SessionActor:
             case Inherit():
                 step = rules.restore(self._known, request.chunk_map, pin=False)
                 await self._apply(step, parents_fork=request.parents_fork)
+                self._around.residency.inherited(self.session_id)
                 return None
             case EndPrepared():
                 await self._end_prepared(request.fork, request.stored)
@@ -196,7 +194,7 @@ class SessionActor:
     # Events ------------------------------------------------------------------------------
 
     async def _turn_start(self, event: events.TurnStart) -> Prefetching:
-        self._around.residency.turn_started(self.session_id)
+        advice = self._around.residency.turn_started(self.session_id)
         closed_ms = self._known.closed_ms
         if closed_ms is not None and self._known.status is Status.UNKNOWN:
             # It is on the way to the first token: nobody waits for this to be written.
@@ -206,7 +204,11 @@ class SessionActor:
         restored = self._known.status is Status.SUSPENDED
         if restored:
             await self._apply(rules.resume(self._known))
-        return self._prefetch(event.lookup_id, restored=restored)
+        chunks = self._known.references if self._around.config.turn_start_prefetch else ()
+        if chunks and advice.is_there and event.lookup_id is None:
+            return Prefetching(answered(True), len(chunks), restored)
+        worth = max(0, len(chunks) - advice.unwanted_end)
+        return self._prefetch(chunks[:worth], event.lookup_id, restored=restored)
 
     async def _turn_end(self, event: events.TurnEnd) -> events.TurnEndData:
         state, around = self._known, self._around
@@ -224,7 +226,7 @@ class SessionActor:
             )
         hashes = tuple(event.kv_transfer_params.chunk_hashes)
         evicted = await self._apply(rules.turn_end(state, hashes, event.seq))
-        around.residency.turn_ended(self.session_id, hashes, event.finish_reason)
+        around.residency.turn_ended(self.session_id, self._known.references, event.finish_reason)
         return events.TurnEndData(
             evicted_count=evicted,
             map_updated=True,
@@ -270,12 +272,12 @@ class SessionActor:
 
     async def _fork(self) -> events.SessionForkData:
         fork = self._new_fork()
-        await self._apply(rules.fork(self._known, fork), fork_owner(fork))
+        await self._apply(rules.fork(self._known, fork), Owner.of(fork))
         return events.SessionForkData(forked=True, fork_id=fork.fork_id)
 
     async def _prepare_fork(self) -> Prepared:
         fork = self._new_fork()
-        await self._around.refcount.acquire(fork_owner(fork), fork.chunks)
+        await self._around.refcount.acquire(Owner.of(fork), fork.chunks)
         self._prepared.add(fork.fork_id)
         return Prepared(fork, self._known.chunk_map)
 
@@ -290,9 +292,9 @@ class SessionActor:
             stored = fork in forks if stored is None else stored
         self._adopt_state(replace(self._known, forks=forks))
         if stored:
-            await self._around.refcount.keep(fork_owner(fork), fork.chunks)
+            await self._around.refcount.keep(Owner.of(fork), fork.chunks)
         else:
-            await self._around.refcount.undo(fork_owner(fork), fork.chunks)
+            await self._around.refcount.undo(Owner.of(fork), fork.chunks)
 
     def _new_fork(self) -> Fork:
         state = self._active
@@ -308,7 +310,7 @@ class SessionActor:
         fork = rules.find_fork(self._known, fork_id)
         evicted = 0
         if fork is not None:
-            evicted = await self._apply(rules.fork_end(self._known, fork), fork_owner(fork))
+            evicted = await self._apply(rules.fork_end(self._known, fork), Owner.of(fork))
         return events.SessionForkEndData(
             fork_end=True,
             evicted_count=evicted,
@@ -318,8 +320,9 @@ class SessionActor:
 
     async def _restore(self, request: Restore) -> Prefetching:
         chunk_map = self._snapshot() if request.chunk_map is None else request.chunk_map
+        self._around.residency.left(self.session_id)  # it knows another map
         evicted = await self._apply(rules.restore(self._known, chunk_map, pin=True))
-        return self._prefetch(None, restored=True, evicted=evicted, always=True)
+        return self._prefetch(self._known.references, None, restored=True, evicted=evicted)
 
     def _snapshot(self) -> ChunkMap:
         if self._known.status is Status.UNKNOWN:
@@ -335,7 +338,7 @@ class SessionActor:
             for fork in self._known.forks:
                 if fork.opened_ms < request.forks_opened_before_ms:
                     step = rules.fork_end(self._known, fork)
-                    await self._apply(step, fork_owner(fork), is_event=False)
+                    await self._apply(step, Owner.of(fork), is_event=False)
                     log.info("fork expired", session_id=self.session_id, fork_id=fork.fork_id)
         if request.suspend and self._known.status is Status.ACTIVE:
             await self._apply(rules.suspend(self._known), is_event=False)
@@ -368,11 +371,10 @@ class SessionActor:
             self._around.residency.left(self.session_id)
 
     def _prefetch(
-        self, lookup_id: str | None, *, restored: bool, evicted: int = 0, always: bool = False
+        self, chunks: ChunkMap, lookup_id: str | None, *, restored: bool, evicted: int = 0
     ) -> Prefetching:
-        """Put a prefetch of the whole map in the backend's lane, where there is one to make."""
-        chunks = self._known.references
-        if not chunks or not (always or self._around.config.turn_start_prefetch):
+        """Put a prefetch in the backend's lane, where there is one to make."""
+        if not chunks:
             return Prefetching(None, 0, restored, evicted)
         accepted = self._around.backend.prefetch(chunks, lookup_id)
         return Prefetching(accepted, len(chunks), restored, evicted)
@@ -393,8 +395,3 @@ class SessionActor:
             counts=self._around.refcount.counts_of(state.references),
             forks=[fork.fork_id for fork in state.forks],
         )
-
-
-def fork_owner(fork: Fork) -> Owner:
-    """Who holds a fork's references."""
-    return Owner("fork", str(fork.fork_id))

@@ -13,6 +13,7 @@ from ramakv.actors.journal import Journal
 from ramakv.actors.refcount import RefcountActor
 from ramakv.config import Config
 from ramakv.core.chunks import ChunkMap
+from ramakv.core.orders import Advice
 from ramakv.core.session import SessionState
 
 if TYPE_CHECKING:
@@ -35,11 +36,14 @@ class Home(Protocol):
 class ResidencyNotes(Protocol):
     """Residency, as far as a session tells it of turns. All of it is synchronous."""
 
-    def turn_started(self, session_id: str) -> None:
-        """Note that a turn begins, before anything is done for it."""
+    def turn_started(self, session_id: str) -> Advice:
+        """Note that a turn begins, before anything is done for it. Returns what to prefetch."""
 
     def turn_ended(self, session_id: str, chunks: ChunkMap, finish_reason: str | None) -> None:
         """Note that a turn's end was applied."""
+
+    def inherited(self, session_id: str) -> None:
+        """Note that a session begins with another's map."""
 
     def left(self, session_id: str) -> None:
         """Note that a session is not active any more."""

@@ -166,6 +166,11 @@ class EvictionQueue:
         self._rejected_in_a_row = 0
         self._successes += 1
 
+    def leave(self, batch: Batch) -> None:
+        """End a batch that is not to be sent: LMCache lets go of these chunks by itself."""
+        self._land(batch)
+        self.tallies.left += len(batch.chunks)
+
     def succeeded(self) -> None:
         """Note that LMCache did something else we asked for: it works."""
         self._successes += 1

@@ -13,7 +13,7 @@ without regard to their sizes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from itertools import islice
 from typing import Literal
 
 Reason = Literal["tool", "end", "other", "unknown"]
@@ -40,6 +40,11 @@ _PAUSES_MAX = 4000.0
 """Of more pauses than these, all count half: what is learned follows the load."""
 
 _LEARN_AGAIN_PAUSES = 20
+_LEARN_AGAIN_SHARE = 0.1
+"""The yields are worked out again after so many pauses, and that share of those known."""
+
+_LASTED_NEWS = 0.05
+"""A step that a pause got through is as much news as this many that ended."""
 
 _DISK_LOAD_COST = 0.3
 """What a load that nobody comes for costs, in hits."""
@@ -70,18 +75,25 @@ _LENGTHS = [ends_at(step) - (ends_at(step - 1) if step else 0.0) for step in ran
 class Pauses:
     """The pauses after turns that stopped for one reason."""
 
-    __slots__ = ("_ended", "_news", "_seen", "_to_keep", "_to_load", "_while_running")
+    __slots__ = ("_ended", "_news", "_seen", "to_keep", "to_load", "while_running")
 
     def __init__(self) -> None:
         self._seen = [0.0] * STEPS
         self._ended = [0.0] * STEPS
-        self._news = 0
+        self._news = 0.0
+        self.to_keep: list[float] = []
+        """Hits per second of stay of a session whose chunks are hot, by the step it has paused."""
+        self.to_load: list[float] = []
+        """The same where they would have to be loaded first; 0 where that never pays."""
+        self.while_running = 0.0
+        """The same for a session in a turn, which takes its time before the pause begins."""
         self._learn(0.0)
 
     def lasted(self, first: int, last: int) -> None:
         """Note that a pause got through the steps from `first` to before `last`."""
         for step in range(first, last):
             self._seen[step] += 1
+        self._news += _LASTED_NEWS * (last - first)
 
     def ended(self, step: int) -> None:
         """Note that a pause ended in this step."""
@@ -91,25 +103,12 @@ class Pauses:
 
     def learn(self, turn_seconds: float) -> None:
         """Work the yields out again, if there is enough news. A turn takes so long on average."""
-        if self._news >= _LEARN_AGAIN_PAUSES:
-            self._news = 0
+        if self._news >= max(_LEARN_AGAIN_PAUSES, _LEARN_AGAIN_SHARE * self._seen[0]):
+            self._news = 0.0
             self._learn(turn_seconds)
             if self._seen[0] > _PAUSES_MAX:
                 self._seen = [seen / 2 for seen in self._seen]
                 self._ended = [ended / 2 for ended in self._ended]
-
-    def yield_kept(self, step: int) -> float:
-        """Hits per second of stay of a session whose chunks are hot, paused for so long."""
-        return self._to_keep[step]
-
-    def yield_loaded(self, step: int) -> float:
-        """The same where they would have to be loaded first; negative where that never pays."""
-        return self._to_load[step]
-
-    @property
-    def yield_running(self) -> float:
-        """The same for a session in a turn, which takes its time before the pause begins."""
-        return self._while_running
 
     def share_ended_by(self, seconds: float) -> float:
         """Of all pauses, how many last no longer: for people."""
@@ -134,23 +133,47 @@ class Pauses:
         )
 
     def _learn(self, turn_seconds: float) -> None:
-        hazards = self._hazards()
-        self._to_keep, self._to_load = [0.0] * STEPS, [0.0] * STEPS
-        for step in range(STEPS):
-            for hits, seconds in _stays(hazards, step):
-                self._to_keep[step] = max(self._to_keep[step], hits / seconds)
-                worth = (hits - _DISK_LOAD_COST * (1 - hits)) / seconds
-                self._to_load[step] = max(self._to_load[step], worth)
-        self._while_running = max(
-            hits / (turn_seconds + seconds) for hits, seconds in _stays(hazards, 0)
-        )
+        """Work the yields out.
+
+        Over all pauses together: by the end of each step so many have ended, after so many
+        seconds of stay. The yield of a stay is the slope of the line between two such points,
+        so the most that can be had from a step on is a slope of the points' upper hull.
+        """
+        points, left, ended, seconds = [(0.0, 0.0)], 1.0, 0.0, 0.0
+        for hazard, length in zip(self._hazards(), _LENGTHS, strict=True):
+            ended += left * hazard
+            seconds += left * (1 - hazard / 2) * length
+            left *= 1 - hazard
+            points.append((seconds, ended))
+        self.to_keep, self.to_load = [0.0] * STEPS, [0.0] * STEPS
+        hull: list[tuple[float, float]] = []  # of the points from a step on; the first is last
+        for step in reversed(range(STEPS)):
+            _add(hull, points[step + 1])
+            here, ended = points[step]
+            self.to_keep[step] = _steepest(hull, here, ended)
+            # What is loaded for those who do not come costs hits, for each of those left.
+            waste = _DISK_LOAD_COST / (1 + _DISK_LOAD_COST) * (1 - ended)
+            worth = (1 + _DISK_LOAD_COST) * _steepest(hull, here, ended + waste)
+            self.to_load[step] = max(0.0, worth)
+        self.while_running = _steepest(hull, -turn_seconds, 0.0)
 
 
-def _stays(hazards: list[float], step: int) -> Iterator[tuple[float, float]]:
-    """For each length of stay from a step on: the chance of a hit, and its expected seconds."""
-    left, hits, seconds = 1.0, 0.0, 0.0
-    for hazard, length in zip(hazards[step:], _LENGTHS[step:], strict=True):
-        hits += left * hazard
-        seconds += left * (1 - hazard / 2) * length
-        left *= 1 - hazard
-        yield hits, seconds
+def _slope(x: float, y: float, point: tuple[float, float]) -> float:
+    return (point[1] - y) / (point[0] - x)
+
+
+def _add(hull: list[tuple[float, float]], point: tuple[float, float]) -> None:
+    """Put a point before all others of an upper hull."""
+    while len(hull) > 1 and _slope(*point, hull[-1]) <= _slope(*point, hull[-2]):
+        hull.pop()
+    hull.append(point)
+
+
+def _steepest(hull: list[tuple[float, float]], x: float, y: float) -> float:
+    """The steepest slope from a place before an upper hull to one of its points."""
+    steepest = _slope(x, y, hull[-1])
+    for point in islice(reversed(hull), 1, None):
+        if (slope := _slope(x, y, point)) <= steepest:
+            break
+        steepest = slope
+    return steepest

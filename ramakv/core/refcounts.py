@@ -173,6 +173,11 @@ class RefCounts:
         self.evictions.done(batch)
         return list(batch.chunks.items())
 
+    def left(self, batch: Batch) -> list[OutboxRow]:
+        """End a batch that is not sent; returns the outbox rows it settles."""
+        self.evictions.leave(batch)
+        return list(batch.chunks.items())
+
     def evict_failed(self, batch: Batch, now: float, *, rejected: bool) -> FailedBatch:
         """Let a failed batch wait again, without the chunks that are referenced by now."""
         obsolete = self._drop_referenced(batch)

@@ -18,12 +18,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
-from typing import Literal, NamedTuple
+from operator import itemgetter
+from typing import Literal
 
-from ramakv.core.chunks import ChunkHash
+from ramakv.core.attention import Attention
+from ramakv.core.candidates import Candidate, Standing, standing
+from ramakv.core.chunks import ChunkHash, ChunkMap
 from ramakv.core.duel import Duel
+from ramakv.core.leavings import Leavings
+from ramakv.core.orders import ALL, Action, Advice, Order
 from ramakv.core.pauses import Pauses, Reason, ends_at, reason_of, step_of
 from ramakv.core.shadow import ShadowTier, sample_of, sampling_of
 from ramakv.core.tallies import HotTallies
@@ -37,81 +41,24 @@ _RESERVE = 0.15
 """Share of the tier that is left to turns as they come."""
 
 _MISFITS_MAX = 16
-"""After so many sessions in a row that do not fit, there is no room for any."""
+"""After so many sessions that do not fit, the room is taken for full."""
 
 _LOST_SHARE_MAX = 0.2
 """A session of which more than this is not hot is brought up; less is not worth a call."""
 
-_HOPELESS = 0.3
+_HOPELESS = 0.05
 """What yields less than this share of what the least of the residents does, is demoted."""
 
-_WINDOW = 0.9
+_WINDOW = 0.2
 """Share of the room beside the residents that is looked over, once one of them must be renewed."""
 
-_BROUGHT_UP_MAX = 16
-"""Sessions brought up by one decision: the disk has turns to serve as well."""
+_LEFT_OVER_MAX = 2.0
+"""Of the sessions that might have been brought up and were not, so many may be later."""
 
+_LOOKED_AT, _LOOKED_AT_MIN = 2, 64
+"""Of those who pause, so many times as many are looked at again as are chosen, and some more."""
 
 _TOLD_SECONDS = (5, 20, 60, 600)
-
-
-class Action(Enum):
-    """What is to be done with a session's chunks."""
-
-    BRING_UP = "bring up"
-    RENEW = "renew"
-    DEMOTE = "demote"
-
-
-class Order(NamedTuple):
-    """One thing to do."""
-
-    action: Action
-    session_id: str
-
-
-class Seat(Enum):
-    """Where a session stands."""
-
-    RUNNING = "in a turn"
-    IN = "in"
-    OUT = "out"
-
-
-@dataclass(slots=True, eq=False)
-class Candidate:
-    """A session that may stay."""
-
-    session_id: str
-    sample: Sequence[ChunkHash] = ()
-    members: frozenset[ChunkHash] = frozenset()
-    chunks: int = 0
-    reason: Reason = "unknown"
-    is_running: bool = False
-    last_turn: int = 0
-    """Number of its last turn that ended, which no other turn has."""
-    since: float = 0.0
-    """When its turn began, or ended."""
-    step: int = 0
-    step_ends: float = 0.0
-    is_in: bool = False
-    is_fresh: bool = False
-    """Whether its turn ended since the last decision."""
-    is_demoted: bool = False
-    hot_share: float | None = None
-    """Of what its last turn wanted."""
-
-
-class Standing(NamedTuple):
-    """How a session stands, for people."""
-
-    session_id: str
-    seat: Seat
-    why: str
-    chunks: int
-    paused_seconds: float | None
-    hits_per_second: float
-    hot_share: float | None
 
 
 @dataclass
@@ -127,14 +74,20 @@ class Residency:
     policy: Policy
     duel: Duel = field(default_factory=Duel)
     hot: HotTallies = field(default_factory=HotTallies)
+    bring_ups_per_turn: float = 0.6
+    """Sessions that may be brought up for each turn: the disk has turns to serve as well."""
     demotes: bool = True
     """Whether a slower tier keeps what is taken out of this one; else nothing is."""
+    leavings: Leavings = field(default_factory=Leavings)
     _one_of: int = field(init=False)
     _lru: ShadowTier = field(init=False)
     _driven: ShadowTier = field(init=False)
     _pauses: dict[Reason, Pauses] = field(init=False)
     _sessions: OrderedDict[str, Candidate] = field(init=False)
+    _attention: Attention = field(default_factory=Attention)
     _turns: int = 0
+    _turns_before: int = 0
+    _may_bring_up: float = 0.0
     _turn_seconds: float = 8.0
     _displaced: float = 0.0
     _displaced_before: int = 0
@@ -153,8 +106,8 @@ class Residency:
 
     # What happens ------------------------------------------------------------------------
 
-    def turn_started(self, session_id: str, now: float) -> None:
-        """Note that a session's turn begins: its chunks are used."""
+    def turn_started(self, session_id: str, now: float) -> Advice:
+        """Note that a session's turn begins: its chunks are used. Returns what to prefetch now."""
         session = self._sessions.get(session_id)
         if session is None:  # its turn is open all the same
             session = self._add(Candidate(session_id, is_running=True))
@@ -163,23 +116,36 @@ class Residency:
             pauses.lasted(session.step, step)
             pauses.ended(step)
             self._count_hits(session)
-        session.is_running, session.since = True, now
-        session.is_in = session.is_demoted = False
+        advice = self._advice_for(session)
+        session.is_running, session.since, session.brought_up = True, now, 0.0
+        session.is_in = session.is_demoted = session.is_prefetched = False
+        self._attention.draw(session)
         self._use(session.sample)
+        return advice
 
     def turn_ended(
-        self, session_id: str, chunks: Sequence[ChunkHash], finish_reason: str | None, now: float
+        self, session_id: str, chunks: ChunkMap, finish_reason: str | None, now: float
     ) -> None:
         """Note that a turn ended, and left the session with these chunks."""
         session = self._sessions.pop(session_id, None) or Candidate(session_id)
-        before, sample = session.members, sample_of(chunks, self._one_of)
-        session.sample, session.members = sample, frozenset(sample)
-        session.chunks = len(chunks)
+        before, same = session.members, len(session.chunk_map)
+        if chunks[:same] == session.chunk_map:  # mostly: then only what is new is looked through
+            new = sample_of(chunks[same:], self._one_of)
+            session.sample = [*session.sample, *new]
+        else:
+            session.sample = sample_of(chunks, self._one_of)
+            new = [chunk for chunk in session.sample if chunk not in before]
+        session.members = frozenset(session.sample)
+        self.leavings.wanted(new, self._lru)
+        if session.chunk_map:
+            session.began_anew = self.leavings.continued(session.chunk_map, chunks)
+            self.leavings.released(before - session.members)
+        else:
+            self._count_hits(session)
+        session.chunk_map = chunks
         if session.is_running:
             self._turn_seconds += 0.02 * (now - session.since - self._turn_seconds)
-        if not before:
-            self._count_hits(session)
-        self._use([chunk for chunk in sample if chunk not in before])
+        self._use(new)
         session.is_running, session.is_in, session.is_demoted = False, False, False
         session.is_fresh = True
         self._turns += 1
@@ -188,9 +154,29 @@ class Residency:
         session.step, session.step_ends = 0, now + ends_at(0)
         self._add(session)
 
+    def inherited(self, session_id: str) -> None:
+        """Note that a session begins with another's map: how much of it is for it, is unknown.
+
+        What it shares with the other one is as hot as that keeps it.
+        """
+        if self.is_unknown(session_id):
+            self._add(Candidate(session_id, is_running=True, began_anew=True))
+
     def left(self, session_id: str) -> None:
         """Note that a session was closed or suspended: its chunks are none of ours any more."""
-        self._sessions.pop(session_id, None)
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            self._attention.forget(session)
+
+    def _advice_for(self, session: Candidate) -> Advice:
+        is_there = session.is_prefetched and not self._driven.missing(session.members)
+        if self.policy != "auto":
+            return Advice(is_there)
+        return Advice(is_there, ALL if session.began_anew else self.leavings.unwanted_end)
+
+    def prefetched(self, session_id: str) -> None:
+        """Note that LMCache accepted a prefetch of a session's chunks."""
+        if (session := self._sessions.get(session_id)) is not None:
+            session.is_prefetched = not session.is_running
 
     def failed(self, order: Order) -> None:
         """Note that a session was not brought up after all."""
@@ -198,6 +184,16 @@ class Residency:
         if session is not None and order.action is Action.BRING_UP and not session.is_running:
             session.is_in = False
             self._driven.drop(session.sample)
+
+    def map_of(self, session_id: str) -> ChunkMap:
+        """What a session's last turn left it; nothing where that is not known."""
+        session = self._sessions.get(session_id)
+        return () if session is None else session.chunk_map
+
+    @property
+    def leaves_released(self) -> bool:
+        """Whether LRU is to take what turns released, and no evict."""
+        return self.policy == "auto" and self.leavings.come_back
 
     def is_in_turn(self, session_id: str) -> bool:
         """Whether a session is in a turn, as far as is known: then nothing is done with it."""
@@ -215,8 +211,10 @@ class Residency:
 
     def _add(self, session: Candidate) -> Candidate:
         self._sessions[session.session_id] = session
+        self._attention.draw(session)
         if len(self._sessions) > CANDIDATES_MAX:
-            self._sessions.popitem(last=False)
+            _, oldest = self._sessions.popitem(last=False)
+            self._attention.forget(oldest)
         return session
 
     def _count_hits(self, session: Candidate) -> None:
@@ -246,8 +244,10 @@ class Residency:
         ranked = self._rank(now)
         chosen, kept, price = self._choose(ranked)
         orders = [*self._demote(ranked, chosen, kept, price)]
-        orders += self._bring_up(chosen)
+        orders += self._bring_up(chosen, now)
         orders += self._renew(chosen, kept)
+        best = {session for _, session in ranked[: _LOOKED_AT * len(chosen) + _LOOKED_AT_MIN]}
+        self._attention.set_aside(self._pauses, best, price)
         self._displaced += 0.2 * (self._driven.displaced - self._displaced_before - self._displaced)
         self._displaced_before = self._driven.displaced
         return orders if self.is_in_force else []
@@ -255,24 +255,22 @@ class Residency:
     def _rank(self, now: float) -> list[tuple[float, Candidate]]:
         """Those of whom hits are to be expected, the best first; ages the pauses."""
         ranked = []
-        for session in self._sessions.values():
-            if not session.is_running and now >= session.step_ends:
-                step = step_of(now - session.since)
-                self._pauses[session.reason].lasted(session.step, step)
-                session.step, session.step_ends = step, session.since + ends_at(step)
-            if (worth := self._yield_of(session)) > 0:
+        for session in self._attention.look(now, self._sessions.values()):
+            pauses = self._pauses[session.reason]
+            if session.is_running:
+                worth = pauses.while_running
+            else:
+                if now >= session.step_ends:
+                    step = step_of(now - session.since)
+                    pauses.lasted(session.step, step)
+                    session.step, session.step_ends = step, session.since + ends_at(step)
+                # Just after its turn a session's chunks are hot, whoever is in.
+                is_hot = session.is_in or session.is_fresh
+                worth = (pauses.to_keep if is_hot else pauses.to_load)[session.step]
+            if worth > 0:
                 ranked.append((worth, session))
-        ranked.sort(key=lambda entry: entry[0], reverse=True)
+        ranked.sort(key=itemgetter(0), reverse=True)
         return ranked
-
-    def _yield_of(self, session: Candidate) -> float:
-        pauses = self._pauses[session.reason]
-        if session.is_running:
-            return pauses.yield_running
-        # Just after its turn a session's chunks are hot, whoever is in.
-        if session.is_in or session.is_fresh:
-            return pauses.yield_kept(session.step)
-        return pauses.yield_loaded(session.step)
 
     def _choose(
         self, ranked: Iterable[tuple[float, Candidate]]
@@ -289,13 +287,13 @@ class Residency:
         chosen: list[Candidate] = []
         misfits, price = 0, 0.0
         for worth, session in ranked:
-            if len(taken) + len(session.members - taken) > room:
+            new = session.members - taken
+            if len(taken) + len(new) > room:
                 misfits += 1
-                if misfits > _MISFITS_MAX:
+                if misfits == _MISFITS_MAX:
                     break
                 continue
-            misfits = 0
-            taken |= session.members
+            taken |= new
             if not session.is_running:
                 chosen.append(session)
                 kept |= session.members
@@ -322,29 +320,42 @@ class Residency:
                     self._driven.drop(goes)
                     yield Order(Action.DEMOTE, session.session_id)
 
-    def _bring_up(self, chosen: Iterable[Candidate]) -> Iterator[Order]:
-        brought_up = 0
+    def _bring_up(self, chosen: Iterable[Candidate], now: float) -> Iterator[Order]:
+        turns, self._turns_before = self._turns - self._turns_before, self._turns
+        left_over = min(self._may_bring_up, _LEFT_OVER_MAX)
+        self._may_bring_up = left_over + self.bring_ups_per_turn * turns
         for session in chosen:
-            lost = self._driven.missing(session.sample)
+            lost = self._driven.missing(session.members)
             if lost <= _LOST_SHARE_MAX * len(session.sample):
                 session.is_in, session.is_fresh = True, False
-            elif brought_up < _BROUGHT_UP_MAX:
-                brought_up += 1
+            elif self._may_bring_up >= 1:
+                self._may_bring_up -= 1
                 session.is_in, session.is_demoted, session.is_fresh = True, False, False
-                self._driven.use(session.sample)
+                session.brought_up = now
+                self._driven.load(session.sample)
                 yield Order(Action.BRING_UP, session.session_id)
+            else:
+                session.is_in = False
 
     def _renew(self, chosen: Iterable[Candidate], kept: set[ChunkHash]) -> Iterator[Order]:
-        """Renew residents of which chunks would soon be the next to go."""
+        """Renew residents of which chunks would soon be the next to go.
+
+        A prefetch of several sessions renews up to the first chunk that is not hot. So first
+        come those who were not brought up in this pause, then those who were long ago.
+        """
         soon = int(2 * self._displaced) + 1
         if kept.isdisjoint(self._driven.next_to_go(soon)):
             return
         beside = max(0, self._driven.capacity - len(kept))
         next_to_go = set(self._driven.next_to_go(soon + int(_WINDOW * beside)))
-        for session in chosen:
-            if session.is_in and not session.members.isdisjoint(next_to_go):
-                self._driven.renew(session.sample)
-                yield Order(Action.RENEW, session.session_id)
+        due = [
+            (self._driven.missing(session.members) > 0, session.brought_up, session)
+            for session in chosen
+            if session.is_in and not session.members.isdisjoint(next_to_go)
+        ]
+        for _, _, session in sorted(due, key=itemgetter(0, 1)):
+            self._driven.renew(session.sample)
+            yield Order(Action.RENEW, session.session_id)
 
     # For people --------------------------------------------------------------------------
 
@@ -363,7 +374,7 @@ class Residency:
     def standings(self, now: float, count: int) -> list[Standing]:
         """How the sessions stand whose turns ended last, the last one first."""
         latest = islice(reversed(self._sessions.values()), count)
-        return [self._standing(session, now) for session in latest]
+        return [standing(session, self._pauses[session.reason], now) for session in latest]
 
     def residents(self) -> int:
         """How many sessions are in."""
@@ -372,23 +383,3 @@ class Residency:
     def __len__(self) -> int:
         """How many sessions are thought about."""
         return len(self._sessions)
-
-    def _standing(self, session: Candidate, now: float) -> Standing:
-        worth, paused = self._yield_of(session), now - session.since
-        if session.is_running:
-            seat, why = Seat.RUNNING, "LMCache has just used its chunks; nothing is done with them"
-        elif session.is_in:
-            seat, why = Seat.IN, "few yield more for the room they take"
-        elif session.is_demoted:
-            seat, why = Seat.OUT, "demoted: it is not expected back while others are"
-        else:
-            seat, why = Seat.OUT, "others yield more, or it does not fit beside them"
-        return Standing(
-            session.session_id,
-            seat,
-            why,
-            session.chunks,
-            None if session.is_running else paused,
-            worth,
-            session.hot_share,
-        )

@@ -7,7 +7,7 @@ all of them in all of it (Waldspurger et al., "Efficient MRC Construction with S
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import islice
 
 from ramakv.core.chunks import ChunkHash
@@ -22,10 +22,10 @@ def sampling_of(capacity: int) -> int:
 
 
 def sample_of(chunks: Iterable[ChunkHash], one_of: int) -> list[ChunkHash]:
-    """Return the chunks that are followed, in their order. Always the same in one process."""
+    """Return which of these distinct chunks are followed. Always the same in one process."""
     if one_of == 1:
-        return list(dict.fromkeys(chunks))
-    return [chunk for chunk in dict.fromkeys(chunks) if hash(chunk) % one_of == 0]
+        return list(chunks)
+    return [chunk for chunk in chunks if not hash(chunk) % one_of]
 
 
 class ShadowTier:
@@ -54,16 +54,30 @@ class ShadowTier:
                 return hits
         return len(chunks)
 
-    def missing(self, chunks: Collection[ChunkHash]) -> int:
+    def __contains__(self, chunk: object) -> bool:
+        """Whether it holds a chunk."""
+        return chunk in self._chunks
+
+    def missing(self, chunks: Set[ChunkHash]) -> int:
         """How many of these it does not hold."""
-        return sum(chunk not in self._chunks for chunk in chunks)
+        return len(chunks) - len(self._chunks.keys() & chunks)
 
     def use(self, chunks: Sequence[ChunkHash]) -> None:
         """Hold these as the ones used last; those used longest ago go for them."""
+        self._touch(reversed(chunks))
+
+    def load(self, chunks: Sequence[ChunkHash]) -> None:
+        """Hold these as a prefetch brings them up: from the first to the last."""
+        self._touch(chunks)
+
+    def _touch(self, chunks: Iterable[ChunkHash]) -> None:
         held = self._chunks
-        for chunk in reversed(chunks):
-            held.pop(chunk, None)
-            held[chunk] = None
+        renew = held.move_to_end
+        for chunk in chunks:
+            if chunk in held:
+                renew(chunk)
+            else:
+                held[chunk] = None
         while len(held) > self.capacity:
             held.popitem(last=False)
             self.displaced += 1

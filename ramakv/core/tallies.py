@@ -150,13 +150,15 @@ class EvictionTallies:
     """What became of the evictions of chunks. Owned by the queue that they wait in.
 
     Each one queued is done, or withdrawn (referenced again), or superseded (by a later release of
-    the same chunk), or forgiven (LMCache lost the chunk in a restart), or dead; or it is there yet.
+    the same chunk), or left (to LMCache's LRU, where residency found that better), or forgiven
+    (LMCache lost the chunk in a restart), or dead; or it is there yet.
     """
 
     queued: int = 0
     done: int = 0
     withdrawn: int = 0
     superseded: int = 0
+    left: int = 0
     forgiven: int = 0
     dead: int = 0
     retried: int = 0

@@ -173,8 +173,9 @@ def _evictions(daemon: Operable) -> Iterator[Metric]:
     yield _counter(
         "ramakv_evictions_total",
         "Evictions that ended: done, withdrawn (referenced again), superseded (released anew), "
-        "forgiven (lost in a restart of LMCache), dead (refused for good).",
-        _by_outcome(tallies, "done", "withdrawn", "superseded", "forgiven", "dead"),
+        "left (to LMCache's LRU, by residency), forgiven (lost in a restart of LMCache), "
+        "dead (refused for good).",
+        _by_outcome(tallies, "done", "withdrawn", "superseded", "left", "forgiven", "dead"),
         "outcome",
     )
     yield _counter(

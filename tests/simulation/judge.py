@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from ramakv import codec, events
-from ramakv.config import Config
+from ramakv.config import HOT_LOCATION, Config
 from ramakv.errors import InternalError, RamakvError
 from ramakv.service import Service
 from ramakv.store.store import SessionWrite
@@ -44,6 +44,9 @@ class Judge:
         )
         self.path = self.config.store_path
         self.engine: SimulatedLMCache
+        self.in_turn: set[str] = set()
+        """Sessions whose turn is open, as far as this process of the daemon was told."""
+        self.demotions = 0
         self.story: list[str] = []
         self.violations: list[str] = []
 
@@ -78,6 +81,8 @@ class Judge:
         if kind != "evict":
             return
         owners, owed = self.model.owners(), self._outbox()
+        if self._is_demotion(call, owners):
+            return
         for chunk in call.chunk_hashes:
             held_by = owners.get(chunk)
             self.expect(not held_by, f"an evict of {chunk} left, which {held_by} reference")
@@ -86,6 +91,17 @@ class Judge:
             self.expect(
                 is_gone or owed.get(chunk) is False, f"an evict of {chunk} left that is not owed"
             )
+
+    def _is_demotion(self, call: CallBody, owners: Mapping[str, set[str]]) -> bool:
+        """Whether residency makes room: from the hot tier alone, of one session that pauses."""
+        held_by = {owner for chunk in call.chunk_hashes for owner in owners.get(chunk, ())}
+        if not held_by or self.config.residency.policy == "off":
+            return False
+        self.demotions += 1
+        self.expect(call.locations == [HOT_LOCATION], f"a demotion from {call.locations} left")
+        self.expect(len(held_by) == 1, f"a demotion left of what {held_by} reference")
+        self.expect(held_by.isdisjoint(self.in_turn), f"a demotion of {held_by} left in a turn")
+        return True
 
     def answered(self, event: events.Event, ticket: Any, answer: Any, began: float) -> None:
         """2, 3 and 7: an answer is true, and nobody waits for LMCache or for other sessions."""
@@ -105,6 +121,7 @@ class Judge:
 
     def started(self, service: Service) -> None:
         """5: a restart is a no-op, but for a commit that was under way and nobody heard of."""
+        self.in_turn.clear()
         rows = read_rows(self.path)
         if rows != self.model.rows and self.disk.unsure:
             changes = [_change(write) for write in self.disk.unsure]
@@ -161,6 +178,7 @@ class ObservedService:
         if not isinstance(event, events.SessionEvent):
             return await self.service.handle(event)
         ticket = self.judge.model.arrives(plain := _plain(event))
+        self.judge.in_turn.discard(event.session_id)
         self.judge.tell(f"arrives: {plain}")
         began = trio.current_time()
         try:
@@ -175,6 +193,8 @@ class ObservedService:
             self.judge.model.abandoned(ticket)
             raise
         self.judge.tell(f"answered: {plain}: {answer}")
+        if isinstance(event, events.TurnStart):
+            self.judge.in_turn.add(event.session_id)
         self.judge.answered(event, ticket, answer, began)
         return answer
 

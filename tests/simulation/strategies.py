@@ -114,6 +114,9 @@ settings_of_the_daemon = st.fixed_dictionaries(
         "eviction__close_locations": st.sampled_from(
             (["LocalCPUBackend"], ["LocalCPUBackend", "LocalDiskBackend"])
         ),
+        "backend__kind": st.just("embedded"),  # then nobody asks it what its hot tier holds
+        "residency__policy": st.sampled_from(("off", "sticky")),
+        "residency__hot_chunks_max": st.sampled_from((6, 2)),
         "limits__event_timeout_seconds": st.sampled_from((10.0, 0.3)),
         "limits__mailbox_events_max": st.sampled_from((64, 2)),
         "limits__sessions_max": st.sampled_from((200_000, 4)),

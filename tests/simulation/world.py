@@ -91,6 +91,7 @@ class Simulation:
         counted.update({f"calls of {kind}": n for kind, n in self._engine.calls.items()})
         counted.update({f"fault at {point}": n for point, n in self.points.fired.items()})
         counted["commits"] = self._disk.commits
+        counted["demotions"] = self._judge.demotions
         violations = [*self._judge.violations, *self._engine.violations]
         return Report(violations, counted, self._judge.story)
 
