@@ -62,7 +62,7 @@ def test_it_begins_as_if_what_is_released_came_back() -> None:
 
 def test_what_is_never_wanted_again_need_not_stay() -> None:
     leavings = Leavings()
-    for number in range(50):
+    for number in range(250):
         leavings.released({f"c{number}"})
     assert not leavings.come_back
 

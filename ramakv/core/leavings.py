@@ -24,7 +24,7 @@ _REMEMBERED_MAX = 512
 
 _FADE = 1 - 1 / 512
 _PRIOR_RELEASED, _PRIOR_RETURNED = 8.0, 4.0
-_RETURNING = 0.1
+_RETURNING = 0.02
 """From this share on, what is released is worth its place: LRU takes what is worth less."""
 
 
