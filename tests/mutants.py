@@ -160,6 +160,18 @@ MUTANTS = (
         [("if taken >= self._config.limits.sessions_max:", "if False:")],
         tests="tests/test_session_life.py tests/hostile/test_overload.py",
     ),
+    Mutant(
+        "a demotion takes what others reference",
+        "ramakv/actors/errands.py",
+        [("if references(chunk) == 1)", "if references(chunk) >= 1)")],
+        tests="tests/simulation tests/test_residency.py",
+    ),
+    Mutant(
+        "a demotion that waited goes on although the session's turn began",
+        "ramakv/actors/errands.py",
+        [("if self.stands(session_id)]", "]")],
+        tests="tests/test_residency.py",
+    ),
 )
 
 
