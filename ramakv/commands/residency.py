@@ -49,7 +49,7 @@ def describe(found: ResidencyView) -> list[str]:
         )
     lines.append(f"{found.residents:,} of {found.sessions_known:,} sessions are in")
     done = ", ".join(f"{action} {count:,}" for action, count in found.done.items())
-    lines.append(f"calls so far: {done}")
+    lines.append(f"sessions so far: {done}")
     for reason, shares in found.pauses.items():
         over = ", ".join(f"{share:.0%} after {seconds}" for seconds, share in shares.items())
         lines.append(f"pauses after turns that stopped for {reason!r} are over: {over}")

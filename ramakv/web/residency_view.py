@@ -48,7 +48,7 @@ class ResidencyView(Struct):
     residents: int
     sessions_known: int
     done: dict[str, int]
-    """Calls that LMCache accepted."""
+    """For how many sessions, one counted each time, LMCache accepted a call."""
     pauses: dict[Reason, dict[str, float]]
     """For each reason why turns stop: the share of pauses that are over after so long."""
     sessions: list[ResidencyRow]
