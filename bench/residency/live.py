@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import socket
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,9 +111,21 @@ def begin(
     }
     serve = python("ramakv", "lmcache", "serve", "--port", str(engine_port))
     stack.enter_context(running(serve, LOAD_CORE, log, engine))
+    wait_until_listening(engine_port)
     process = stack.enter_context(running(python("ramakv", "serve"), SERVER_CORE, log, daemon))
     wait_until_ready(process, f"{url}/event", log)
     return process.pid, url, engine_url
+
+
+def wait_until_listening(port: int) -> None:
+    """Wait for the engine. Raises TimeoutError."""
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise TimeoutError(f"nobody listens on port {port}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,6 @@ class Advice(NamedTuple):
     """What a turn_start need not prefetch."""
 
     is_there: bool = False
-    """All of the map: it was prefetched in the pause, and is there as far as is known."""
+    """All of the map: it was prefetched in the pause, and nearly all of it is there yet."""
     unwanted_end: int = 0
     """Chunks at the map's end: the turn is expected to have no use for them."""

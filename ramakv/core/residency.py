@@ -168,7 +168,8 @@ class Residency:
             self._attention.forget(session)
 
     def _advice_for(self, session: Candidate) -> Advice:
-        is_there = session.is_prefetched and not self._driven.missing(session.members)
+        lost = self._driven.missing(session.members)
+        is_there = session.is_prefetched and lost <= _LOST_SHARE_MAX * len(session.sample)
         if self.policy != "auto":
             return Advice(is_there)
         return Advice(is_there, ALL if session.began_anew else self.leavings.unwanted_end)
