@@ -10,14 +10,14 @@ does is the same for them: of the figures, trust ratios.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import socket
 import subprocess
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+
+import msgspec
 
 from bench.processes import (
     LOAD_CORE,
@@ -46,7 +46,9 @@ def main() -> None:
     read_seconds = MODELS["8b"].disk_seconds(trace.block_tokens)
     with tempfile.TemporaryDirectory(prefix="ramakv-live-") as name, ExitStack() as stack:
         folder = Path(name)
-        part = cut(given.trace, folder / "part.jsonl", given.skip, given.requests)
+        part = folder / "part.jsonl"
+        turns = trace.turns[given.skip : given.skip + given.requests]
+        part.write_bytes(msgspec.json.Encoder().encode_lines(turn.request for turn in turns))
         more = dict(entry.split("=", 1) for entry in given.set)
         policies = given.policies.split(",")
         pairs = {
@@ -57,12 +59,12 @@ def main() -> None:
         agents = [
             subprocess.Popen(
                 python(
-                    *("ramakv", "replay", str(part), "--speed", "1", "--url", daemon),
-                    *("--engine-url", engine, "--json", str(folder / policy / "agent.json")),
+                    *("ramakv", "replay", str(part), "--speed", "1"),
+                    *("--url", daemon, "--engine-url", engine),
                 ),
                 stdout=subprocess.DEVNULL,
             )
-            for policy, (_, daemon, engine) in pairs.items()
+            for _, daemon, engine in pairs.values()
         ]
         for agent in agents:
             agent.wait()  # not 0 where sessions that began before the part were asked for
@@ -70,14 +72,6 @@ def main() -> None:
     for policy, seconds in used.items():
         each = 1e6 * seconds / (2 * given.requests)
         print(f"{policy}: {each:.0f} µs of CPU an event, {seconds / used[policies[0]]:.3f}")
-
-
-def cut(path: Path, part: Path, skip: int, count: int) -> Path:
-    """Write some of a trace's requests to a file of their own."""
-    with gzip.open(path, "rt") as lines:
-        requests = [json.loads(line) for line in lines]
-    part.write_text("".join(json.dumps(line) + "\n" for line in requests[skip : skip + count]))
-    return part
 
 
 def begin(

@@ -209,7 +209,7 @@ class BackendActor:
             now = trio.current_time()
             self._questions.drop_late(now)
             if self._may_send(now):
-                if (job := self._lane.take(self._may_prefetch)) is not None:
+                if (job := self._lane.take(self._are_free)) is not None:
                     await self._send_prefetch(job, self._pass(now))
                     continue
                 batch = self._refcount.take(now, self._lane.chunks, flush=self._closing)
@@ -266,7 +266,7 @@ class BackendActor:
 
     # Prefetch ----------------------------------------------------------------------------
 
-    def _may_prefetch(self, chunks: ChunkMap) -> bool:
+    def _are_free(self, chunks: ChunkMap) -> bool:
         """Whether no evict in flight, nor a demotion, stands in the way."""
         return not self._refcount.is_in_flight(chunks) and self._demoting.isdisjoint(chunks)
 
@@ -338,8 +338,8 @@ class BackendActor:
         """Make the call that residency wants, unless another one about these chunks is made."""
         chunks = chunks[: self._config.chunks_per_call_max]
         is_demotion, done = errand.action is Action.DEMOTE, False
-        in_the_way = self._refcount.is_in_flight(chunks) or not self._demoting.isdisjoint(chunks)
-        if in_the_way or not (is_demotion or self._caretaker.allows(len(chunks))):
+        is_allowed = is_demotion or self._caretaker.allows(len(chunks))
+        if not (is_allowed and self._are_free(chunks)):
             errand.done(False)
             return
         self._lane.chunks.hold(errand, chunks)  # an evict that comes due waits

@@ -16,7 +16,7 @@ from ramakv.actors.places import Place
 from ramakv.actors.requests import Look, Outcome, Request
 from ramakv.config import Residency as ResidencyConfig
 from ramakv.core.candidates import Standing
-from ramakv.core.chunks import ChunkMap
+from ramakv.core.chunks import ChunkMap, distinct
 from ramakv.core.orders import Action, Advice, Order
 from ramakv.core.residency import CANDIDATES_MAX, Policy, Residency
 from ramakv.core.session import SessionState, Status
@@ -127,7 +127,7 @@ class ResidencyActor:
         """Note that a turn's end was applied."""
         if self._rules is not None:
             now = trio.current_time()
-            self._rules.turn_ended(session_id, chunks, finish_reason, now)
+            self._rules.turn_ended(session_id, distinct(chunks), finish_reason, now)
             if now >= self._due_at:
                 self._due.set()
 

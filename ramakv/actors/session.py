@@ -226,7 +226,7 @@ class SessionActor:
             )
         hashes = tuple(event.kv_transfer_params.chunk_hashes)
         evicted = await self._apply(rules.turn_end(state, hashes, event.seq))
-        around.residency.turn_ended(self.session_id, self._known.references, event.finish_reason)
+        around.residency.turn_ended(self.session_id, hashes, event.finish_reason)
         return events.TurnEndData(
             evicted_count=evicted,
             map_updated=True,

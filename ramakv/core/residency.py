@@ -168,8 +168,7 @@ class Residency:
             self._attention.forget(session)
 
     def _advice_for(self, session: Candidate) -> Advice:
-        lost = self._driven.missing(session.members)
-        is_there = session.is_prefetched and lost <= _LOST_SHARE_MAX * len(session.sample)
+        is_there = session.is_prefetched and self._is_whole(session)
         if self.policy != "auto":
             return Advice(is_there)
         return Advice(is_there, ALL if session.began_anew else self.leavings.unwanted_end)
@@ -321,13 +320,17 @@ class Residency:
                     self._driven.drop(goes)
                     yield Order(Action.DEMOTE, session.session_id)
 
+    def _is_whole(self, session: Candidate) -> bool:
+        """Whether so little of it is not hot that it is not worth a call."""
+        lost = self._driven.missing(session.members)
+        return lost <= _LOST_SHARE_MAX * len(session.sample)
+
     def _bring_up(self, chosen: Iterable[Candidate], now: float) -> Iterator[Order]:
         turns, self._turns_before = self._turns - self._turns_before, self._turns
         left_over = min(self._may_bring_up, _LEFT_OVER_MAX)
         self._may_bring_up = left_over + self.bring_ups_per_turn * turns
         for session in chosen:
-            lost = self._driven.missing(session.members)
-            if lost <= _LOST_SHARE_MAX * len(session.sample):
+            if self._is_whole(session):
                 session.is_in, session.is_fresh = True, False
             elif self._may_bring_up >= 1:
                 self._may_bring_up -= 1
